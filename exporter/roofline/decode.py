@@ -1,0 +1,119 @@
+"""A decode sample placed under its roof.
+
+Step accounting is physical: one weight read for each step. Per-token accounting credits a whole weight read to every
+token, as published tables do; it passes 100 % of a ceiling when streams share the read. The two never mix.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from exporter.roofline.ceiling import CeilingSource, Roof
+from exporter.roofline.footprint import Footprint, Part
+
+IMPLAUSIBLE_RATIO: Final = 1.05
+"""Step bytes/s above this many times the hard ceiling mean that the ceiling or the footprint is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSample:
+    """What a probe measured: B streams, proven to have decoded together.
+
+    Attributes:
+        batch: Streams that generated together.
+        step_seconds: Time of one step.
+        step_spread_ratio: Interquartile range of the single step times / their median.
+        steps: Timed steps of each stream.
+        depth: Mean number of cached tokens of a stream over the timed steps.
+        contended: The machine's processors were under pressure meanwhile; the sample is true all the same.
+        measured_at: Monotonic seconds.
+    """
+
+    batch: int
+    step_seconds: float
+    step_spread_ratio: float
+    steps: int
+    depth: float
+    contended: bool
+    measured_at: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens/s of all streams."""
+        return self.batch / self.step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """A sample with everything that follows from it; what cannot be known is None or absent."""
+
+    sample: DecodeSample
+    step_bytes: float | None = None
+    floor_seconds: float | None = None
+    step_bytes_per_second: float | None = None
+    token_read_bytes_per_second: float | None = None
+    ceiling_ratio: Mapping[CeilingSource, float] = field(default_factory=dict)
+    floor_ratio: float | None = None
+    token_read_ratio: Mapping[CeilingSource, float] = field(default_factory=dict)
+    intensity_flops_per_byte: float | None = None
+    flops_per_second: float | None = None
+    attainable_tokens_per_second: Mapping[CeilingSource, float] = field(default_factory=dict)
+    budget_seconds: Mapping[Part, float] = field(default_factory=dict)
+    implausible: bool = False
+
+
+def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> DecodePoint:
+    """Everything that follows from a sample, the model's footprint and the ceilings.
+
+    Without a footprint only the measured rates are known. An implausible sample keeps its measured rates; its ratios
+    and budget are withheld.
+    """
+    if footprint is None:
+        return DecodePoint(sample)
+    batch, seconds = sample.batch, sample.step_seconds
+    work = footprint.step(batch, sample.depth)
+    step_rate = work.bytes / seconds
+    token_read_rate = footprint.step(1).bytes * sample.tokens_per_second
+    hard, reference, compute = (
+        roof.hard_bytes_per_second,
+        roof.reference_bytes_per_second,
+        roof.compute_flops_per_second,
+    )
+    implausible = hard is not None and step_rate > IMPLAUSIBLE_RATIO * hard
+    shown = {} if implausible else roof.ceilings
+    floor = None if reference is None else work.bytes / reference
+    return DecodePoint(
+        sample=sample,
+        step_bytes=work.bytes,
+        floor_seconds=floor,
+        step_bytes_per_second=step_rate,
+        token_read_bytes_per_second=token_read_rate,
+        ceiling_ratio={source: step_rate / ceiling for source, ceiling in shown.items()},
+        floor_ratio=None if floor is None or implausible else floor / seconds,
+        token_read_ratio={source: token_read_rate / ceiling for source, ceiling in shown.items()},
+        intensity_flops_per_byte=work.intensity_flops_per_byte,
+        flops_per_second=work.flops / seconds,
+        attainable_tokens_per_second={
+            source: batch / max(work.bytes / ceiling, work.flops / compute if compute else 0.0)
+            for source, ceiling in roof.ceilings.items()
+        },
+        budget_seconds={} if implausible or reference is None else _budget(work.bytes_by_part, reference, seconds),
+        implausible=implausible,
+    )
+
+
+def _budget(bytes_by_part: Mapping[Part, float], reference: float, seconds: float) -> Mapping[Part, float]:
+    """The step time by part: each part's bytes / reference ceiling, and overhead for the rest.
+
+    Empty when the bytes alone take longer than the step did: a negative overhead would say nothing.
+    """
+    parts = {part: size / reference for part, size in bytes_by_part.items()}
+    overhead = seconds - sum(parts.values())
+    return {} if overhead < 0 else {**parts, Part.OVERHEAD: overhead}
+
+
+def marginal_stream_seconds(points: Mapping[int, DecodePoint]) -> dict[int, float]:
+    """(t(B) - t(previous B)) / (B - previous B) for each batch that has a smaller one measured."""
+    batches = sorted(points)
+    return {b: (points[b].sample.step_seconds - points[a].sample.step_seconds) / (b - a) for a, b in pairwise(batches)}

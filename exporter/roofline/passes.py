@@ -1,0 +1,147 @@
+"""Which passes of a kernel count, and whether they prove memory rather than a cache: pure rules and their types."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from exporter.roofline.ceiling import PassSummary, summarize_passes
+from exporter.roofline.reason import Reason
+
+ARRAYS: Final = 3
+"""STREAM's a, b and c; the reader walks all three, as triad does."""
+CACHE_MULTIPLE: Final = 4
+"""Each array is this many times the last-level cache (STREAM's run rule), where the memory budget allows."""
+SMALLEST_ARRAY_BYTES: Final = 1 << 20
+"""Below this a pass is too short to time."""
+PREFERRED_ARRAY_BYTES: Final = 32 << 20
+"""At least this much for each array, budget permitting: some caches are not told, and a pass should take a while."""
+WARM_UP_PASSES: Final = 1
+"""STREAM drops the first pass of a run."""
+LEAST_CLEAN_PASSES: Final = 3
+"""Fewer clean passes are no measurement."""
+
+CPU_RATIO_LIMIT: Final = 0.95
+"""A thread that ran less than this share of a pass was pushed aside, whatever the switch counter says."""
+SWITCHED_CPU_RATIO_LIMIT: Final = 0.97
+"""The same, when the kernel also counted an involuntary switch."""
+IMBALANCE_LIMIT: Final = 1.15
+"""Longest / shortest thread time in a pass: beyond it, one thread was disturbed or its CPU is slower."""
+SPREAD_LIMIT: Final = 0.15
+"""(median - best) / best of the clean passes: beyond it, something else was using the memory."""
+PLATEAU_TOLERANCE: Final = 1.05
+"""Reading an array that is smaller may be at most this much faster, or a cache took part."""
+
+
+class Store(StrEnum):
+    """How a kernel writes: through the caches, or past them (non-temporal)."""
+
+    PLAIN = "plain"
+    NT = "nt"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One timed pass of a kernel over its arrays.
+
+    Attributes:
+        seconds: From the first thread's start to the last one's end.
+        cpu_ratio: The least thread's CPU time / wall time.
+        imbalance: Longest thread time / shortest.
+        involuntary_switches: Summed over the threads.
+        page_faults: Summed over the threads.
+    """
+
+    seconds: float
+    cpu_ratio: float
+    imbalance: float
+    involuntary_switches: int
+    page_faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """The times of the clean passes of a run, seconds, and the others counted by reason. The warm-up is in neither."""
+
+    seconds: tuple[float, ...]
+    rejected: Mapping[Reason, int]
+
+
+def flaw(timed: Pass) -> Reason | None:
+    """Why this pass may not count, or None."""
+    limit = SWITCHED_CPU_RATIO_LIMIT if timed.involuntary_switches else CPU_RATIO_LIMIT
+    if timed.cpu_ratio < limit:
+        return Reason.PREEMPTED
+    if timed.page_faults:
+        return Reason.PAGE_FAULTS
+    if timed.imbalance > IMBALANCE_LIMIT:
+        return Reason.IMBALANCED
+    return None
+
+
+def sift(passes: Sequence[Pass]) -> Sifted:
+    """Drops the warm-up and separates the clean passes from the others."""
+    judged = [(timed, flaw(timed)) for timed in passes[WARM_UP_PASSES:]]
+    rejected = Counter(reason for _, reason in judged if reason is not None)
+    clean = tuple(timed.seconds for timed, reason in judged if reason is None)
+    return Sifted(clean, MappingProxyType(dict(rejected)))
+
+
+def judge(seconds: Sequence[float]) -> PassSummary | Reason | None:
+    """The statistics of the clean passes, or why they are no measurement; None when there are too few of them.
+
+    Args:
+        seconds: Times of the clean passes.
+    """
+    if len(seconds) < LEAST_CLEAN_PASSES:
+        return None
+    summary = summarize_passes(seconds)
+    return Reason.UNSTABLE if summary.spread_ratio > SPREAD_LIMIT else summary
+
+
+def is_plateau(smaller_bytes_per_second: float, larger_bytes_per_second: float) -> bool:
+    """Whether two sizes of the arrays read equally fast, so that neither can have been served by a cache."""
+    return smaller_bytes_per_second <= PLATEAU_TOLERANCE * larger_bytes_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class SizePlan:
+    """How large each array may be, bytes.
+
+    Attributes:
+        wanted: What STREAM's rule asks for, or all that the budget allows.
+        largest: All that the budget allows.
+    """
+
+    wanted: int
+    largest: int
+
+    @property
+    def comparisons(self) -> tuple[tuple[int, int], ...]:
+        """(a smaller size, the size to measure with when that one reads no faster than the largest), best first."""
+        by_half = (self.largest // 2, self.largest)
+        return ((self.wanted, self.wanted), by_half) if self.wanted < self.largest else (by_half,)
+
+
+def plan_sizes(cache_bytes: int, budget_bytes: int) -> SizePlan | Reason:
+    """The sizes to measure with, each array's bytes.
+
+    The kernel's word on the cache is not trusted (virtual machines tell a tenth or ten times of it): where the budget
+    allows more than STREAM's rule asks for, the rule's size must read as slowly as the largest one.
+
+    Args:
+        cache_bytes: Sum of the last-level caches within reach, told or assumed.
+        budget_bytes: For all three arrays together.
+
+    Returns:
+        NO_MEMORY when the budget is too small to time anything; CACHE_SUSPECT when all arrays together are smaller
+        than the cache, where no comparison of sizes can prove anything.
+    """
+    largest = budget_bytes // ARRAYS
+    if largest < SMALLEST_ARRAY_BYTES:
+        return Reason.NO_MEMORY
+    if largest * ARRAYS < cache_bytes:
+        return Reason.CACHE_SUSPECT
+    return SizePlan(min(largest, max(PREFERRED_ARRAY_BYTES, CACHE_MULTIPLE * cache_bytes)), largest)

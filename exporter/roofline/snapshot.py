@@ -1,0 +1,224 @@
+"""Everything that is known at one moment, immutable, and the view of it that is still true at a later one.
+
+The daemon replaces its `Snapshot` by a single assignment; metrics, page and report only ever read a `View`.
+Staleness is decided in `view`, from the clock it is given, so that a dead measuring loop cannot freeze a value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from exporter.roofline.ceiling import (
+    CEILING_LIFETIME_SECONDS,
+    Bandwidth,
+    BandwidthTrack,
+    ComputePeak,
+    Kernel,
+    Roof,
+    RoofPolicy,
+    ThreadScope,
+)
+from exporter.roofline.decode import DecodePoint, DecodeSample, place
+from exporter.roofline.footprint import Footprint
+from exporter.roofline.reason import Outcome, Reason
+
+STALE_INTERVALS: Final = 3
+"""Decode values are withheld after this many effective probe intervals without a new sample."""
+BUSY_GRACE_SECONDS: Final = 3600.0
+"""Time spent skipping probes for busy users does not age a sample, up to this much."""
+
+
+class ServerState(StrEnum):
+    """What a server is found to be doing."""
+
+    READY = "ready"
+    BUSY = "busy"
+    SLEEPING = "sleeping"
+    LOADING = "loading"
+    UNAUTHORIZED = "unauthorized"
+    UNREACHABLE = "unreachable"
+    UNSUPPORTED = "unsupported"
+    STALLED = "stalled"
+
+    @property
+    def up(self) -> bool:
+        """Whether the server could serve a user."""
+        return self in {ServerState.READY, ServerState.BUSY, ServerState.SLEEPING}
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """The machine, as far as the exporter's own process may use it."""
+
+    cpu_model: str
+    cpus: int
+    last_level_cache_bytes: int | None
+    memory_bytes: int | None
+    kernel: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model behind a server. `name` is a base name, never a path.
+
+    Attributes:
+        weight_bytes: Bytes of all tensors of the model.
+        parameters: All parameters.
+        footprint: None where the server does not tell the model's size.
+    """
+
+    name: str
+    quantization: str
+    build: str
+    parameters: int | None
+    weight_bytes: int | None
+    footprint: Footprint | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What is known of one batch of one server.
+
+    Attributes:
+        success: Whether the last probe gave a sample; None before the first.
+        last_success_timestamp: Unix seconds; 0 before the first success.
+        reason: Why the last probe gave no sample, or was not made.
+        threshold: The floor ratio below which the operator wants to be told.
+        below_threshold_samples: Consecutive published samples below it.
+    """
+
+    sample: DecodeSample | None = None
+    success: bool | None = None
+    duration_seconds: float | None = None
+    last_success_timestamp: float = 0.0
+    reason: Reason | None = None
+    threshold: float | None = None
+    below_threshold_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is known of one server.
+
+    Attributes:
+        interval_seconds: The effective probe interval: the configured one, or longer for the duty cycle's sake.
+        busy_seconds: Time spent skipping probes for busy users since the last sample.
+        succeeded: Probes that gave a sample.
+        counts: Probes failed or rejected, and probes skipped, by reason.
+    """
+
+    name: str
+    policy: RoofPolicy
+    interval_seconds: float
+    batches: Mapping[int, BatchRecord]
+    state: ServerState = ServerState.UNREACHABLE
+    state_reason: Reason | None = None
+    slots: int | None = None
+    model: Model | None = None
+    busy_seconds: float = 0.0
+    succeeded: int = 0
+    counts: Mapping[Reason, int] = field(default_factory=dict)
+
+    @property
+    def probes(self) -> int:
+        """All probes that were made: succeeded + failed + rejected."""
+        made = (n for reason, n in self.counts.items() if reason.outcome in {Outcome.FAILED, Outcome.REJECTED})
+        return self.succeeded + sum(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What is known of this machine's ceilings.
+
+    Attributes:
+        problem: Why the last run gave no ceiling, or None.
+        last_success_timestamp: Unix seconds; 0 before the first success.
+    """
+
+    info: HostInfo
+    tracks: Mapping[tuple[Kernel, ThreadScope], BandwidthTrack] = field(default_factory=dict)
+    compute: ComputePeak | None = None
+    runs: int = 0
+    last_success_timestamp: float = 0.0
+    rejected_passes: Mapping[Reason, int] = field(default_factory=dict)
+    problem: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is known, with the times at which it was learnt (monotonic seconds).
+
+    Attributes:
+        duty_cycle_ratio: Time spent probing in the last hour / that hour.
+        config_reload_timestamp: Unix seconds of the last successful (re)load of the configuration.
+    """
+
+    host: Host
+    servers: tuple[Server, ...] = ()
+    duty_cycle_ratio: float = 0.0
+    config_reload_ok: bool = True
+    config_reload_timestamp: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """A server and what is still true of it: its roof and its placed samples by batch."""
+
+    server: Server
+    roof: Roof
+    points: Mapping[int, DecodePoint]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A snapshot at a moment: the same facts without what has grown stale."""
+
+    snapshot: Snapshot
+    in_force: tuple[Bandwidth, ...]
+    last: tuple[Bandwidth, ...]
+    compute: ComputePeak | None
+    servers: tuple[ServerView, ...]
+
+
+def view(snapshot: Snapshot, now: float) -> View:
+    """What of the snapshot is still true at `now` (monotonic seconds, the clock of the measurements)."""
+    host = snapshot.host
+    tracks = host.tracks.values()
+    return View(
+        snapshot=snapshot,
+        in_force=tuple(b for t in tracks if (b := t.in_force(now)) is not None),
+        last=tuple(b for t in tracks if (b := t.last(now)) is not None),
+        compute=_compute(host, now),
+        servers=tuple(view_server(s, host_roof(host, s.policy, now), now) for s in snapshot.servers),
+    )
+
+
+def host_roof(host: Host, policy: RoofPolicy, now: float) -> Roof:
+    """A server's roof from what is known of this machine at `now`."""
+    ceilings = {
+        kernel: best.best_bytes_per_second
+        for (kernel, threads), track in host.tracks.items()
+        if threads is ThreadScope.ALL and (best := track.in_force(now)) is not None
+    }
+    compute = _compute(host, now)
+    return policy.roof(ceilings, None if compute is None else compute.flops_per_second)
+
+
+def _compute(host: Host, now: float) -> ComputePeak | None:
+    if host.compute is None or now - host.compute.measured_at > CEILING_LIFETIME_SECONDS:
+        return None
+    return host.compute
+
+
+def view_server(server: Server, roof: Roof, now: float) -> ServerView:
+    """The server's samples that are not stale at `now`, placed under its roof."""
+    lifetime = STALE_INTERVALS * server.interval_seconds + min(server.busy_seconds, BUSY_GRACE_SECONDS)
+    footprint = server.model.footprint if server.model else None
+    points = {
+        batch: place(record.sample, footprint, roof)
+        for batch, record in sorted(server.batches.items())
+        if record.sample is not None and now - record.sample.measured_at <= lifetime
+    }
+    return ServerView(server, roof, points)

@@ -1,0 +1,15 @@
+"""config.yaml -> validated, immutable settings. The rest of the package reads only what is named here."""
+
+from exporter.config.loading import ConfigError, load, parse, to_yaml
+from exporter.config.settings import BandwidthSettings, ProbeSettings, ServerSettings, Settings
+
+__all__ = [
+    "BandwidthSettings",
+    "ConfigError",
+    "ProbeSettings",
+    "ServerSettings",
+    "Settings",
+    "load",
+    "parse",
+    "to_yaml",
+]

@@ -1,0 +1,234 @@
+"""config.yaml -> validated, immutable settings.
+
+`load` reports every problem at once, each with its file, line, dotted path, value as written and what to write instead.
+A secret is never in the settings: only the path of the file that holds it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from exporter.config.settings import (
+    BandwidthSettings,
+    ProbeSettings,
+    Section,
+    ServerSettings,
+    Settings,
+    inconsistencies,
+)
+from exporter.config.units import format_bandwidth, format_bytes, format_duration, format_flops, shown
+from exporter.config.values import masked_url
+from exporter.config.yamltext import NUMBER, Location, Problem, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pydantic_core import ErrorDetails
+
+_LARGEST_FILE = 1024**2
+_S = TypeVar("_S", bound=Section)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `errors` holds every reason, one line each."""
+
+    def __init__(self, errors: Iterable[str]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(self.errors))
+
+
+def load(path: Path) -> Settings:
+    """Read and validate a configuration file.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigError([f"{path}: cannot be read: {why}; name a readable file with --config.file"]) from None
+    if len(raw) > _LARGEST_FILE:
+        raise ConfigError([_too_large(str(path))])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"]) from None
+    return parse(text, str(path), path.parent)
+
+
+def parse(text: str, source: str, base: Path = Path()) -> Settings:
+    """Validate the text of a configuration.
+
+    Args:
+        text: YAML.
+        source: What error messages call the text, usually its file name.
+        base: Where relative paths in it start.
+
+    Raises:
+        ConfigError: With every problem found.
+    """
+    if len(text) > _LARGEST_FILE:
+        raise ConfigError([_too_large(source)])
+    document = read_yaml(text)
+    problems = list(document.problems)
+    settings = None
+    if document.complete:
+        settings = _validate(document.data, base, problems)
+    if problems or settings is None:
+        ordered = sorted(problems, key=lambda problem: problem.line or document.line_of(problem.location) or 0)
+        raise ConfigError(
+            _sentence(source, problem.line or document.line_of(problem.location), problem, document.data)
+            for problem in ordered
+        )
+    return settings
+
+
+def _too_large(source: str) -> str:
+    return f"{source}: is larger than {format_bytes(_LARGEST_FILE)}; name the configuration file, which is far smaller"
+
+
+def _validate(data: object, base: Path, problems: list[Problem]) -> Settings | None:
+    """Return the settings, or add to the problems why there are none."""
+    data = {} if data is None else data
+    if not isinstance(data, dict):
+        keys = ", ".join(Settings.model_fields)
+        problems.append(Problem((), f"{shown(data)} is not a mapping; write {keys}, each followed by a colon"))
+        return None
+    context = {"base": base}
+    try:
+        return Settings.model_validate(data, context=context)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    if details[0]["type"] == "inconsistent":
+        problems.extend(details[0]["ctx"]["all"])
+        return None
+    problems.extend(_problem(detail) for detail in details)
+    # The comparisons ran on nothing yet: make them on the sections that are right in themselves.
+    servers = data.get("servers")
+    valid = (
+        (i, _valid(ServerSettings, s, context)) for i, s in enumerate(servers if isinstance(servers, list) else ())
+    )
+    probe = _valid(ProbeSettings, data.get("probe") or {}, context)
+    problems.extend(inconsistencies(probe, [(i, server) for i, server in valid if server is not None]))
+    return None
+
+
+def _valid(section: type[_S], data: object, context: dict[str, Path]) -> _S | None:
+    try:
+        return section.model_validate(data, context=context)
+    except ValidationError:
+        return None
+
+
+def _problem(detail: ErrorDetails) -> Problem:
+    """Say in our words what pydantic found."""
+    location: Location = tuple(part for part in detail["loc"] if part != "[key]")
+    value, kind = detail["input"], detail["type"]
+    if kind == "value_error":
+        return Problem(location, str(detail["ctx"]["error"]))
+    if kind in {"extra_forbidden", "invalid_key"}:
+        return Problem(location, _unknown_key(location))
+    if kind == "missing":
+        example = {"name": "local", "url": "http://127.0.0.1:8080"}.get(str(location[-1]), "")
+        return Problem(location, f"is missing; every server needs one, e.g. {location[-1]}: {example}")
+    if kind == "literal_error":
+        return Problem(location, f"{shown(value)} is not a choice; write {detail['ctx']['expected']}")
+    if kind in {"model_type", "mapping_type", "dict_type"}:
+        return Problem(location, f"{shown(value)} is not a mapping; write its keys as 'key: value'")
+    return Problem(location, detail["msg"])
+
+
+def _unknown_key(location: Location) -> str:
+    """Say what the key was probably meant to be; its value is not shown, for it may be a misplaced secret."""
+    sections: dict[str, type[Section]] = {
+        "bandwidth": BandwidthSettings,
+        "probe": ProbeSettings,
+        "servers[]": ServerSettings,
+    }
+    key = str(location[-1])
+    section = (
+        Settings if len(location) == 1 else sections["servers[]" if location[0] == "servers" else str(location[0])]
+    )
+    if close := difflib.get_close_matches(key, section.model_fields, 1):
+        return f"unknown key; did you mean {close[0]}?"
+    if others := [name for name, other in sections.items() if key in other.model_fields]:
+        return f"unknown key here; it belongs under {' or '.join(others)}"
+    return f"unknown key; known here are {', '.join(section.model_fields)}"
+
+
+def _sentence(source: str, line: int | None, problem: Problem, data: object) -> str:
+    where = source if line is None else f"{source}:{line}"
+    path = _dotted(problem.location, data)
+    return f"{where}: {path}: {problem.message}" if path else f"{where}: {problem.message}"
+
+
+def _dotted(location: Location, data: object) -> str:
+    """Return the location as people write it: `servers[0].floor_fraction.3`."""
+    text = ""
+    for part in location:
+        listed = isinstance(data, list) or (data is None and isinstance(part, int))
+        text += f"[{part}]" if listed else f".{_printable(part)}"
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    return text.removeprefix(".")
+
+
+def _printable(part: str | int) -> str:
+    return str(part) if str(part).isprintable() else shown(part)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes an empty value as nothing, and puts in quotes what our reader would take for a number."""
+
+
+_Dumper.add_representer(type(None), lambda _, __: yaml.ScalarNode("tag:yaml.org,2002:null", ""))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"(?:{NUMBER.pattern})\Z"), list("-+.0123456789"))
+
+_FORMATS: Mapping[str, Callable[..., object]] = {
+    "interval": format_duration,
+    "health_interval": format_duration,
+    "seconds": format_duration,
+    "timeout": format_duration,
+    "sleep_idle": format_duration,
+    "max_memory": format_bytes,
+    "active_weight_bytes": format_bytes,
+    "peak_bandwidth": format_bandwidth,
+    "compute_peak": format_flops,
+    "url": masked_url,
+    "api_key_file": str,
+    "ca_file": str,
+    "gguf": str,
+    "batches": list,
+    "floor_fraction": dict,
+}
+
+
+def to_yaml(settings: Settings) -> str:
+    """Return the effective configuration, every default written out; `parse` reads it back as equal settings."""
+    effective = {
+        "bandwidth": _written(settings.bandwidth),
+        "probe": _written(settings.probe),
+        "servers": [_written(server) for server in settings.servers],
+    }
+    return yaml.dump(effective, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _written(section: Section) -> dict[str, object]:
+    written: dict[str, object] = {}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        write = _FORMATS.get(key)
+        written[key] = value if value is None or write is None else write(value)
+    if isinstance(section, BandwidthSettings) and section.threads is None:
+        written["threads"] = "auto"
+    return written

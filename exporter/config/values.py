@@ -1,0 +1,168 @@
+"""What a single value may be: bounds for quantities, and the shapes of names, lists, server addresses and file paths.
+
+A wrong address or path is often a secret in the wrong place, so no message shows a password, a query or a likely key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator
+
+from exporter.config.units import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import ValidationInfo
+
+_N = TypeVar("_N", int, float)
+
+
+def within(
+    parse: Callable[[object], _N], show: Callable[[_N], str], low: _N | None, high: _N, base_unit: str = ""
+) -> BeforeValidator:
+    """Return a validator that parses what people write and keeps it within what can be true."""
+
+    def check(value: object) -> _N:
+        number = parse(value)
+        if low is not None and number < low:
+            hint = f"; a number without a unit is in {base_unit}" if base_unit and not isinstance(value, str) else ""
+            raise ValueError(f"{shown(value)} is too small: the least is {show(low)}{hint}")
+        if number > high:
+            raise ValueError(f"{shown(value)} is too large: the most is {show(high)}")
+        return number
+
+    return BeforeValidator(check)
+
+
+def whole_number(value: object) -> int:
+    """Return the value if it is a whole number and nothing that merely converts to one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{shown(value)} is not a whole number; write e.g. 4, without quotes or unit")  # noqa: TRY004
+    return value
+
+
+def thread_count(value: object) -> object:
+    """Return None for `auto`, else what must be a whole number."""
+    if value == "auto":
+        return None
+    if isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a thread count; write auto or a whole number such as 4")  # noqa: TRY004
+    return value
+
+
+def plain_text(value: object) -> str:
+    """Return the value if it is text on one line."""
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not text; put it in quotes")  # noqa: TRY004
+    if not value.strip():
+        raise ValueError(f"{shown(value)} is empty; write a text, or remove the key")
+    if not value.isprintable():
+        raise ValueError(f"{shown(masked_url(value))} has characters that cannot be printed; remove them")
+    return value
+
+
+def server_name(value: str) -> str:
+    """Return the name if it is fit to be a label value and a URL part."""
+    if not re.fullmatch(r"[a-z0-9_-]{1,40}", value, re.ASCII):
+        raise ValueError(f"{shown(value)} is not a server name; write 1 to 40 of a-z, 0-9, _ and -")
+    return value
+
+
+def listed(value: object) -> object:
+    """Return the list as a tuple."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{shown(value)} is not a list; write its entries within [ ], or one per line after a dash")  # noqa: TRY004
+    return tuple(value)
+
+
+def in_order(batches: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the batches in ascending order."""
+    if not batches:
+        raise ValueError("a list without a batch measures nothing; write e.g. [1, 2, 4]")
+    if twice := sorted({batch for batch in batches if batches.count(batch) > 1}):
+        raise ValueError(f"{twice[0]} is listed more than once; keep one")
+    return tuple(sorted(batches))
+
+
+def file_path(value: object, info: ValidationInfo) -> Path:
+    """Return the path, a relative one taken from the directory of the configuration file."""
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError("the value is not the path of a file; write e.g. /run/secrets/key")  # may be a key: not shown
+    return Path(info.context["base"], value) if info.context else Path(value)
+
+
+def readable_file(path: Path, info: ValidationInfo) -> Path:
+    """Check that the file can be read; only when loading, so that settings made in code touch no disk."""
+    if not info.context:
+        return path
+    seen = "the value (not shown: it looks like a secret)" if _looks_secret(path, info.context["base"]) else f"'{path}'"
+    try:
+        status = path.stat()
+        seen = f"'{path}'"  # it exists, so it is a path
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{seen} is not a regular file; write the path of a file")
+        if status.st_size == 0:
+            raise ValueError(f"{seen} is an empty file; fill it, or remove the key")
+        path.open("rb").close()
+    except OSError as error:
+        why = (error.strerror or "unknown error").lower()
+        raise ValueError(f"{seen} cannot be read: {why}; write the path of a file that this user may read") from None
+    return path
+
+
+def _looks_secret(path: Path, base: Path) -> bool:
+    # People paste the key itself where its file belongs, and the error message ends up in a log.
+    text = str(path.relative_to(base) if path.is_relative_to(base) else path)
+    return re.match(r"sk-|eyJ|hf_|Bearer |[^./~][^.]{15,}$", text) is not None
+
+
+def server_url(value: str) -> str:
+    """Return the URL without a trailing slash, its scheme and host in lower case."""
+    seen = shown(masked_url(value))
+    if any(character.isspace() for character in value) or not value.isascii():
+        raise ValueError(f"{seen} has spaces or characters beyond ASCII; write e.g. http://127.0.0.1:8080")
+    if "@" in value:
+        raise ValueError(f"{seen} has an @: no user name or password belongs here; remove it, and use api_key_file")
+    if value.lower().startswith("unix:"):
+        return _unix_url(value, seen)
+    if "://" not in value:
+        raise ValueError(f"{seen} has no scheme; write e.g. http://127.0.0.1:8080, or unix:/path/to.sock")
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+        host = (parts.hostname or "").lower()
+        if parts.netloc.startswith("["):
+            ipaddress.IPv6Address(host)
+            host = f"[{host}]"
+    except ValueError:
+        raise ValueError(f"{seen} has an impossible address or port; write e.g. http://[::1]:8080") from None
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError(f"{seen} has a scheme other than http, https and unix; write e.g. http://127.0.0.1:8080")
+    if "?" in value or "#" in value:
+        raise ValueError(f"{seen} has a query or fragment; end the address with the host, port or API prefix")
+    if port == 0 or not re.fullmatch(r"[a-z0-9_](?:[a-z0-9._-]*)|\[[0-9a-f:.%]+[a-z0-9]*\]", host):
+        raise ValueError(f"{seen} has an impossible address or port; write e.g. http://127.0.0.1:8080")
+    address = host if port is None else f"{host}:{port}"
+    return f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
+
+
+def _unix_url(value: str, seen: str) -> str:
+    path = re.sub(r"^/+", "/", value[len("unix:") :])
+    longest = 107  # sockaddr_un on Linux, with its closing zero
+    if not path.startswith("/") or path == "/" or len(path) > longest or "?" in path or "#" in path:
+        raise ValueError(f"{seen} is not the absolute path of a socket; write e.g. unix:/run/llama.sock")
+    return f"unix:{path}"
+
+
+def masked_url(url: str) -> str:
+    """Return the URL with anything that may be a secret replaced: userinfo, query and fragment."""
+    return re.sub(r"[?#].*", "?***", re.sub(r"^([^/]*//)?.*@", r"\1***@", url, flags=re.DOTALL), flags=re.DOTALL)

@@ -1,0 +1,494 @@
+"""The configuration: what it accepts, what it refuses with which words, and that it can be written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from exporter.config import (
+    BandwidthSettings,
+    ConfigError,
+    ProbeSettings,
+    ServerSettings,
+    Settings,
+    load,
+    parse,
+    to_yaml,
+    units,
+)
+
+ROOT = Path(__file__).parent.parent
+TESTDATA = Path(__file__).parent / "testdata" / "config"
+BAD_FILES = sorted(path.name for path in TESTDATA.glob("bad_*.yaml"))
+
+
+def one_server(**keys: object) -> str:
+    return yaml.safe_dump({"servers": [{"name": "a", "url": "http://a", **keys}]})
+
+
+def server(**keys: object) -> ServerSettings:
+    return parse(one_server(**keys), "test").servers[0]
+
+
+def errors_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as raised:
+        parse(text, "test")
+    return raised.value.errors
+
+
+# --- Bad files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_gives_exactly_the_messages_at_its_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TESTDATA)
+    lines = Path(name).read_text(encoding="utf-8").splitlines()
+    expected = tuple(line.removeprefix("# ") for line in lines if line.startswith(f"# {name}:"))
+
+    with pytest.raises(ConfigError) as raised:
+        load(Path(name))
+
+    assert expected == raised.value.errors
+    assert "\n".join(expected) == str(raised.value)
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_no_message_shows_a_secret(name: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(TESTDATA / name)
+
+    for secret in ("not-to-be-shown", "secret-", "dGhpcy", "123456789"):
+        assert secret not in str(raised.value).replace("bad_secret", "")
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_file_says_the_defaults() -> None:
+    expected = Settings(servers=(ServerSettings(name="local", url="http://127.0.0.1:8080"),))
+    assert expected == load(ROOT / "config.yaml")
+
+
+def test_the_shipped_file_has_every_key_under_a_comment() -> None:
+    text = (ROOT / "config.yaml").read_text(encoding="utf-8")
+    data = yaml.safe_load(text)
+    for section, values in (
+        (BandwidthSettings, data["bandwidth"]),
+        (ProbeSettings, data["probe"]),
+        (ServerSettings, data["servers"][0]),
+    ):
+        assert list(section.model_fields) == list(values)
+    above = ""
+    for line in text.splitlines():
+        if ":" in line and not line.lstrip().startswith("#"):
+            assert above.startswith("#") or line.lstrip().startswith("cache_type_v"), line
+        above = line.lstrip()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "bandwidth:\nprobe:\nservers:\n", "servers: []", "{}"])
+def test_what_is_not_written_is_the_default(text: str) -> None:
+    settings = parse(text, "test")
+    assert Settings() == settings
+    assert settings.servers == ()
+    assert settings.probe.batches == (1, 2, 4)
+    assert settings.probe.max_duty_cycle == 0.02
+
+
+@pytest.mark.parametrize("raw", [b"\xef\xbb\xbfprobe: {seconds: 3s}\n", b"probe:\r\n  seconds: 3s\r\n"])
+def test_a_byte_order_mark_and_windows_lines_are_read(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(raw)
+    assert load(path).probe.seconds == 3.0
+
+
+def test_an_unreadable_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    for path, why in ((missing, "no such file or directory"), (tmp_path, "is a directory")):
+        with pytest.raises(ConfigError) as raised:
+            load(path)
+        assert str(raised.value) == f"{path}: cannot be read: {why}; name a readable file with --config.file"
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes("# größe\n".encode("latin-1"))
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    assert str(raised.value) == f"{path}: byte 5 is not UTF-8; save the file as UTF-8"
+
+
+def test_a_huge_file_is_refused_before_it_is_read() -> None:
+    remedy = "is larger than 1MiB; name the configuration file, which is far smaller"
+    with pytest.raises(ConfigError) as raised:
+        load(Path("/dev/zero"))
+    assert str(raised.value) == f"/dev/zero: {remedy}"
+    assert errors_of("#" * (1024**2 + 1)) == (f"test: {remedy}",)
+
+
+def test_a_character_outside_yaml_is_named_with_its_line() -> None:
+    assert errors_of("probe:\n  \x00") == ("test:2: the character U+0000 is not allowed in YAML; remove it",)
+
+
+def test_a_key_that_cannot_be_printed_keeps_the_message_on_one_line() -> None:
+    (message,) = errors_of('"a\\n\\e[31m": 1')
+    assert message == r"test:1: 'a\n\x1b[31m': unknown key; known here are bandwidth, probe, servers"
+
+
+def test_relative_paths_start_at_the_directory_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-1\n")
+    (tmp_path / "ca.pem").write_text("-\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"servers: [{{name: a, url: https://a, api_key_file: key, ca_file: {tmp_path}/ca.pem}}]")
+
+    loaded = load(config).servers[0]
+
+    assert loaded.api_key_file == tmp_path / "key"
+    assert loaded.ca_file == tmp_path / "ca.pem"
+    assert "sk-1" not in to_yaml(load(config))
+
+
+def test_an_empty_or_misplaced_key_file_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.key"
+    empty.touch()
+    assert errors_of(one_server(api_key_file=str(empty))) == (
+        f"test:2: servers[0].api_key_file: '{empty}' is an empty file; fill it, or remove the key".replace(
+            ":3:", ":2:"
+        ),
+    )
+    inside = empty / "key"
+    assert "not a directory" in errors_of(one_server(api_key_file=str(inside)))[0]
+    # A pasted token may be longer than any file name, and the error must still not show it.
+    (message,) = errors_of(one_server(api_key_file="eyJ" + "x" * 5000))
+    assert "file name too long" in message
+    assert "xxx" not in message
+
+
+# --- Values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300),
+        ("15s", 15),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("500ms", 0.5),
+        ("2", 2),
+        ("1.5h", 5400),
+        (".5s", 0.5),
+        ("1d", 86_400),
+        ("2 min", 120),
+        ("10sec", 10),
+        ("1e2s", 100),
+        ("1e2", 100),
+        ("+3s", 3),
+        (2, 2),
+        (0.25, 0.25),
+    ],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert units.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1GiB", 1024**3),
+        ("512MB", 512 * 10**6),
+        ("5.5 GB", 5_500_000_000),
+        ("1kB", 1000),
+        ("1KB", 1000),
+        ("1KiB", 1024),
+        ("512Mi", 512 * 1024**2),
+        ("1G", 10**9),
+        ("0.1GiB", 107_374_182),
+        ("7B", 7),
+        ("1e9", 10**9),
+        (1e9, 10**9),
+        (4096, 4096),
+    ],
+)
+def test_sizes(text: object, size: int) -> None:
+    assert units.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("640GB/s", 640e9),
+        ("50 GB/s", 50e9),
+        ("1.5TB/s", 1.5e12),
+        ("50GBps", 50e9),
+        ("10GiB/s", 10 * 1024**3),
+        ("900MB/s", 9e8),
+        (5e10, 5e10),
+        ("1e9", 1e9),
+    ],
+)
+def test_bandwidths(text: object, rate: float) -> None:
+    assert units.parse_bandwidth(text) == rate
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("2000GFLOP/s", 2e12), ("2 TFLOPS", 2e12), ("2TFLOPs", 2e12), ("2tflops/s", 2e12), (1e12, 1e12), ("9e11", 9e11)],
+)
+def test_compute_rates(text: object, rate: float) -> None:
+    assert units.parse_flops(text) == rate
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("25%", 0.25), (0.25, 0.25), (1, 1), ("12.5 %", 0.125)])
+def test_fractions(text: object, fraction: float) -> None:
+    assert units.parse_fraction(text) == fraction
+
+
+PARSERS = [units.parse_duration, units.parse_size, units.parse_bandwidth, units.parse_flops, units.parse_fraction]
+NEVER = ["", " ", "x", "-1", "-5m", "0", "0.0", 0, -1, True, False, None, [], {}, "1_000", "1,000", "1e", "--1", "1 2"]
+NEVER_EITHER = [float("nan"), float("inf"), float("-inf"), "nan", "inf", "1e999", "1e-999", "0x10", "٣", "9" * 100]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("value", NEVER + NEVER_EITHER)
+def test_what_no_quantity_can_be_is_refused(parser: object, value: object) -> None:
+    assert callable(parser)
+    with pytest.raises(ValueError, match=r"is (not|0|below|too|less)|in bits"):
+        parser(value)
+
+
+@pytest.mark.parametrize("text", ["5M", "1m1m", "1m1h", "1m30", "5 months", "1h-3m", "5mss"])
+def test_doubtful_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a duration|repeats or swaps"):
+        units.parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["1Gb", "1gb", "1Mib", "8 kbit", "1b"])
+def test_sizes_in_bits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="in bits, as its lower-case b says"):
+        units.parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["640Gb/s", "640Gbps", "640gb/s", "640Gbit/s"])
+def test_bandwidths_in_bits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="in bits, as its lower-case b says"):
+        units.parse_bandwidth(text)
+
+
+def test_amounts_are_not_rates() -> None:
+    with pytest.raises(ValueError, match=r"'640GB' is an amount, not a bandwidth; write it per second"):
+        units.parse_bandwidth("640GB")
+    with pytest.raises(ValueError, match="'2TFLOP' is an amount, not a compute rate"):
+        units.parse_flops("2TFLOP")
+    with pytest.raises(ValueError, match=r"'0\.2B' is less than one byte"):
+        units.parse_size("0.2B")
+
+
+def test_quantities_are_written_as_people_do() -> None:
+    assert [units.format_duration(s) for s in (300.0, 5400.0, 0.5, 2.5, 86_400.0)] == [
+        "5m",
+        "1h30m",
+        "500ms",
+        "2.5s",
+        "1d",
+    ]
+    assert [units.format_bytes(b) for b in (1024**3, 5_500_000_000, 1_234_567)] == ["1GiB", "5.5GB", "1234567B"]
+    assert [units.format_bandwidth(b) for b in (640e9, 1.5e12, 0.5)] == ["640GB/s", "1.5TB/s", "0.5B/s"]
+    assert [units.format_flops(2e12), units.format_fraction(1e-05)] == ["2TFLOP/s", "0.00001"]
+
+
+POSITIVE = st.floats(min_value=1e-9, max_value=1e18, allow_nan=False)
+
+
+@given(POSITIVE)
+def test_a_formatted_number_parses_to_itself(value: float) -> None:
+    assert units.parse_duration(units.format_duration(value)) == value
+    assert units.parse_bandwidth(units.format_bandwidth(value)) == value
+    assert units.parse_flops(units.format_flops(value)) == value
+    assert units.parse_fraction(units.format_fraction(value)) == value
+
+
+@given(st.integers(min_value=1, max_value=2**70) | st.integers(1, 2000).map(lambda n: n * 1024**3))
+def test_a_formatted_size_parses_to_itself(size: int) -> None:
+    assert units.parse_size(units.format_bytes(size)) == size
+
+
+@given(
+    st.text() | st.from_regex(r"[0-9.e+-]{0,6} ?[kKmMgGbBhdsFLOP/]{0,6}", fullmatch=True) | st.integers() | st.floats()
+)
+def test_a_parser_returns_a_positive_number_or_a_value_error(value: object) -> None:
+    for parser in PARSERS:
+        try:
+            number = parser(value)
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - both outcomes are right
+        else:
+            assert 0 < number < float("inf")
+
+
+# --- Servers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
+        ("HTTPS://Llama.Example/", "https://llama.example"),
+        ("http://[::1]:8080", "http://[::1]:8080"),
+        ("http://[2001:DB8::1]", "http://[2001:db8::1]"),
+        ("http://llama_server:8080/Api/v2/", "http://llama_server:8080/Api/v2"),
+        ("unix:/run/llama.sock", "unix:/run/llama.sock"),
+        ("unix:///run/llama.sock", "unix:/run/llama.sock"),
+    ],
+)
+def test_server_urls(written: str, url: str) -> None:
+    assert server(url=written).url == url
+
+
+def test_a_gpu_has_its_peak_from_the_configuration() -> None:
+    gpu = server(device="gpu", peak_bandwidth="640GB/s", reference="peak", compute_peak="40TFLOPS")
+    assert (gpu.peak_bandwidth, gpu.compute_peak, gpu.sustained_fraction) == (640e9, 40e12, 0.8)
+
+
+def test_a_certificate_authority_is_for_https_only() -> None:
+    here = str(TESTDATA / "bad_tag.yaml")
+    assert server(url="https://a", ca_file=here).ca_file == Path(here)
+    assert "only with an https URL" in errors_of(one_server(ca_file=here))[0]
+
+
+def test_thresholds_are_per_batch() -> None:
+    assert server().floor_fraction == {1: 0.25}
+    assert server(floor_fraction={4: 0.5, 1: "30%"}).floor_fraction == {1: 0.3, 4: 0.5}
+    assert server(floor_fraction={}).floor_fraction == {}
+
+
+def test_the_default_threshold_goes_with_its_batch() -> None:
+    settings = parse("probe: {batches: [4, 2]}\n" + one_server(), "test")
+    assert settings.probe.batches == (2, 4)
+    assert settings.servers[0].floor_fraction == {}
+    assert parse(to_yaml(settings), "test") == settings
+
+
+@pytest.mark.parametrize("name", ["on", "null", "true", "1e9", "010", "1_0", "0x1f", "-", "--", "123", "1-2"])
+def test_a_name_that_yaml_would_take_for_something_else_survives(name: str) -> None:
+    settings = Settings(servers=(ServerSettings(name=name, url="http://a"),))
+    assert parse(to_yaml(settings), "test") == settings
+
+
+def test_yaml_booleans_of_old_are_text() -> None:
+    assert parse("servers: [{name: on, url: http://a}]", "test").servers[0].name == "on"
+    assert server(live="off").live == "off"
+    assert parse("servers: [{name: a, url: http://a, live: off}]", "test").servers[0].live == "off"
+
+
+# --- Settings as a value -----------------------------------------------------------------------------------------
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = parse(one_server(), "test")
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.probe.seconds = 3.0  # type: ignore[misc]
+    assert isinstance(settings.servers[0].floor_fraction, MappingProxyType)
+
+
+def test_settings_dump_to_plain_values() -> None:
+    dumped = parse(one_server(), "test").model_dump(mode="json")
+    assert dumped["servers"][0]["floor_fraction"] in ({1: 0.25}, {"1": 0.25})
+
+
+def test_settings_made_in_code_are_checked_and_show_no_value() -> None:
+    twin = ServerSettings(name="a", url="http://a", api_key_file=Path("/nowhere"))
+    with pytest.raises(ValidationError, match=r"servers.1.name: 'a' is the name of servers\[0\] too"):
+        Settings(servers=(twin, twin))
+    with pytest.raises(ValidationError) as raised:
+        ServerSettings(name="a", url="http://user:password@a")
+    assert "password@" not in str(raised.value)
+
+
+def test_the_written_configuration_is_whole() -> None:
+    written = yaml.safe_load(to_yaml(parse(one_server(device="gpu", peak_bandwidth=5e11), "test")))
+    sections: tuple[tuple[type[BaseModel], dict[str, object]], ...] = (
+        (BandwidthSettings, written["bandwidth"]),
+        (ProbeSettings, written["probe"]),
+        (ServerSettings, written["servers"][0]),
+    )
+    for section, values in sections:
+        assert list(section.model_fields) == list(values)
+    assert written["bandwidth"]["threads"] == "auto"
+    assert written["servers"][0]["peak_bandwidth"] == "500GB/s"
+
+
+@st.composite
+def all_settings(draw: st.DrawFn) -> Settings:
+    """Draw settings as code could make them."""
+    seconds = st.floats(1.0, 604_800.0)
+    interval = draw(seconds)
+    length = draw(st.floats(0.1, 60.0))
+    batches = draw(st.sets(st.integers(1, 64), min_size=1, max_size=5))
+    fraction = st.floats(1e-6, 1.0)
+    servers = []
+    for name in draw(st.lists(st.from_regex(r"[a-z0-9_-]{1,40}", fullmatch=True), unique=True, max_size=4)):
+        gpu = draw(st.booleans())
+        keys: dict[str, object] = {
+            "name": name,
+            "url": draw(st.sampled_from(["http://{}:8080", "https://[::1]/{}", "unix:/{}.sock"])).format(f"h{name}"),
+            "device": "gpu" if gpu else "cpu",
+            "peak_bandwidth": draw(st.floats(1e9, 1e15)) if gpu else None,
+            "sustained_fraction": draw(fraction),
+            "compute_peak": draw(st.none() | st.floats(1e9, 1e18)),
+            "reference": draw(st.sampled_from(["auto", "peak"] if gpu else ["auto", "triad"])),
+            "live": draw(st.sampled_from(["slots", "off"])),
+        }
+        if draw(st.booleans()):
+            keys["floor_fraction"] = draw(st.dictionaries(st.sampled_from(sorted(batches)), fraction))
+        servers.append(ServerSettings.model_validate(keys))
+    return Settings(
+        bandwidth=BandwidthSettings(
+            interval=draw(seconds),
+            max_memory=draw(st.integers(16 * 1024**2, 1024**4)),
+            threads=draw(st.none() | st.integers(1, 4096)),
+            compute_peak=draw(st.none() | st.floats(1e9, 1e18)),
+        ),
+        probe=ProbeSettings(
+            interval=interval,
+            health_interval=draw(st.floats(1.0, interval)),
+            batches=tuple(batches),
+            seconds=length,
+            max_duty_cycle=draw(st.floats(1e-6, 0.5)),
+            timeout=draw(st.floats(max(1.0, length), 3600.0, exclude_min=True)),
+        ),
+        servers=tuple(servers),
+    )
+
+
+@given(all_settings())
+def test_the_written_configuration_reads_back_as_the_same_settings(settings: Settings) -> None:
+    assert parse(to_yaml(settings), "test") == settings
+
+
+WORDS = ["bandwidth", "probe", "servers", "interval", "batches", "name", "url", "floor_fraction", "api_key_file"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(WORDS)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | SCALARS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.text() | ANYTHING.map(yaml.safe_dump) | st.text("[]{}:,-#&*!|>'\"%@` \nab1"))
+def test_any_text_gives_settings_or_a_config_error(text: str) -> None:
+    try:
+        settings = parse(text, "test")
+    except ConfigError as error:
+        lines = error.errors
+    else:
+        lines = ("test:",)
+        assert isinstance(settings, Settings)
+    assert lines
+    assert all(line.startswith("test:") and line.isprintable() for line in lines)

@@ -1,0 +1,64 @@
+"""Fixtures for every test: the fake llama-server, and the real parts (see real.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+from fake_llama import FakeLlama
+from real import missing, require
+
+from exporter.service.demo_model import DemoModelError, assemble_model
+from exporter.service.llama_child import LlamaChild
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest_asyncio.fixture
+async def fake_llama() -> AsyncIterator[FakeLlama]:
+    """A healthy fake llama-server; change its `behaviour` as the test goes."""
+    async with FakeLlama() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF file of a small real model. Do not write to it."""
+    try:
+        return assemble_model(tmp_path_factory.mktemp("model"))
+    except DemoModelError as error:
+        missing(str(error))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def real_llama(real_model: Path) -> AsyncIterator[LlamaChild]:
+    """A real server with 4 slots of 1024 tokens, metrics and slots on; shared by all tests: use its `url` and `pid`."""
+    require(importlib.util.find_spec("xllamacpp"), "xllamacpp is not installed")
+    child = await LlamaChild.start(model=real_model, parallel=4, ctx_size=4096, metrics=True, alias="tiny")
+    try:
+        await child.wait_ready(120)
+        yield child
+    finally:
+        await child.stop()
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of Prometheus' own checker."""
+    return _program("promtool")
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> str:
+    """The path of a Prometheus server."""
+    return _program("prometheus")
+
+
+def _program(name: str) -> str:
+    path = shutil.which(name)
+    return path if path is not None else missing(f"{name} is not on the PATH")

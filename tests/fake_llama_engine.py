@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +102,7 @@ class Engine:
         views = [answers.SlotView(id=number) for number in range(self._server.behaviour.n_slots)]
         for number, slot in self._slots.items():
             if slot.view is not None and number < len(views):
-                views[number] = slot.view
+                views[number] = replace(slot.view)  # a copy: the caller draws other people's requests over it
         for stream in self._running:
             views[stream.slot] = answers.SlotView(
                 id=stream.slot,

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from exporter.roofline.ceiling import PassSummary, summarize_passes
+from exporter.roofline.ceiling import Bandwidth, PassSummary, ThreadScope, summarize_passes
 from exporter.roofline.reason import Reason
 
 ARRAYS: Final = 3
@@ -145,3 +145,20 @@ def plan_sizes(cache_bytes: int, budget_bytes: int) -> SizePlan | Reason:
     if largest * ARRAYS < cache_bytes:
         return Reason.CACHE_SUSPECT
     return SizePlan(min(largest, max(PREFERRED_ARRAY_BYTES, CACHE_MULTIPLE * cache_bytes)), largest)
+
+
+def fastest(results: Sequence[Bandwidth | Reason]) -> Bandwidth | Reason:
+    """The best of the swept thread counts, under the scope `all`.
+
+    Args:
+        results: Of one kernel, the widest set of CPUs first.
+
+    Returns:
+        The widest set's reason when it was disturbed: the others would understate the ceiling. A widest set that is
+        unevenly fast (hybrid processors) only drops out.
+    """
+    widest = results[0]
+    measured = [result for result in results if isinstance(result, Bandwidth)]
+    if isinstance(widest, Reason) and (widest is not Reason.IMBALANCED or not measured):
+        return widest
+    return replace(max(measured, key=lambda b: b.best_bytes_per_second), threads=ThreadScope.ALL)

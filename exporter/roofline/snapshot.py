@@ -5,7 +5,7 @@ Staleness is decided in `view`, from the clock it is given, so that a dead measu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -24,7 +24,10 @@ from exporter.roofline.footprint import Footprint
 from exporter.roofline.reason import Outcome, Reason
 
 STALE_INTERVALS: Final = 3
-"""Decode values are withheld after this many effective probe intervals without a new sample."""
+"""A decode value is withheld after this many effective probe intervals without a new sample; a server that was not
+checked for this many health intervals is no longer said to be up."""
+CHECK_SECONDS: Final = 15.0
+"""The longest that one health check takes, its three questions timing out."""
 BUSY_GRACE_SECONDS: Final = 3600.0
 """Time spent skipping probes for busy users does not age a sample, up to this much."""
 
@@ -104,6 +107,8 @@ class Server:
 
     Attributes:
         interval_seconds: The effective probe interval: the configured one, or longer for the duty cycle's sake.
+        check_interval_seconds: The health interval.
+        checked_at: When the state was last found out, monotonic seconds.
         busy_seconds: Time spent skipping probes for busy users since the last sample.
         succeeded: Probes that gave a sample.
         counts: Probes failed or rejected, and probes skipped, by reason.
@@ -112,6 +117,8 @@ class Server:
     name: str
     policy: RoofPolicy
     interval_seconds: float
+    check_interval_seconds: float
+    checked_at: float
     batches: Mapping[int, BatchRecord]
     state: ServerState = ServerState.UNREACHABLE
     state_reason: Reason | None = None
@@ -214,6 +221,8 @@ def _compute(host: Host, now: float) -> ComputePeak | None:
 
 def view_server(server: Server, roof: Roof, now: float) -> ServerView:
     """The server's samples that are not stale at `now`, placed under its roof."""
+    if now - server.checked_at > STALE_INTERVALS * server.check_interval_seconds + CHECK_SECONDS:
+        server = replace(server, state=ServerState.UNREACHABLE, state_reason=None)
     lifetime = STALE_INTERVALS * server.interval_seconds + min(server.busy_seconds, BUSY_GRACE_SECONDS)
     footprint = server.model.footprint if server.model else None
     points = {

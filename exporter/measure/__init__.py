@@ -1,0 +1,1 @@
+"""SENSE: everything that touches the machine or a server."""

@@ -1,0 +1,199 @@
+"""A client for llama-server's native HTTP API.
+
+Every call returns a value or a `Reason`. Connections are never reused: the server drops idle ones after 5 s, and a POST
+on a dropped one fails. Redirects are never followed, so that a key cannot leave for another host. Bodies are bounded.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import aiohttp
+
+from exporter.measure.answers import (
+    Json,
+    ModelSize,
+    Props,
+    StreamTokens,
+    finished_stream,
+    loads,
+    parse_busy_slots,
+    parse_health,
+    parse_model_size,
+    parse_props,
+    refusal,
+    take_event,
+)
+from exporter.roofline.proof import Stream
+from exporter.roofline.reason import Reason
+
+MAX_BODY_BYTES: Final = 8 << 20
+MAX_EVENT_BYTES: Final = 1 << 20
+_OK: Final = 200
+# The bound is asyncio.timeout around each call; aiohttp's own total of 300 s would cut long probes.
+_NO_TOTAL: Final = aiohttp.ClientTimeout(total=None)
+_T = TypeVar("_T")
+
+
+def open_session(url: str, ca_file: Path | None) -> aiohttp.ClientSession:
+    """A session for one server; `unix:/path` and a private certificate authority are the connector's business.
+
+    Raises:
+        ssl.SSLError: `ca_file` is not a certificate.
+    """
+    if url.startswith("unix:"):
+        return aiohttp.ClientSession(connector=aiohttp.UnixConnector(url.removeprefix("unix:"), force_close=True))
+    context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True))
+
+
+class LlamaClient:
+    """One llama-server.
+
+    Args:
+        session: Its connections, closed by the caller.
+        url: Base URL, with the API prefix if the server has one.
+        api_key_file: Read at each request, so that a rotated key needs no restart.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, api_key_file: Path | None) -> None:
+        self._session = session
+        self._base = "http://localhost" if url.startswith("unix:") else url.rstrip("/")
+        self._api_key_file = api_key_file
+
+    async def health(self, timeout: float) -> Reason | None:
+        """None when the server is up and its model loaded (GET /health; never wakes a sleeping model)."""
+        return await self._get("/health", timeout, parse_health)
+
+    async def props(self, timeout: float) -> Props | Reason:
+        """GET /props; never wakes a sleeping model."""
+        return await self._get("/props", timeout, parse_props)
+
+    async def model_size(self, timeout: float) -> ModelSize | Reason:
+        """GET /v1/models; builds that do not tell a figure leave it None."""
+        return await self._get("/v1/models", timeout, parse_model_size)
+
+    async def busy_slots(self, timeout: float) -> int | Reason:
+        """How many slots work on a request (GET /slots). It wakes a sleeping model: ask `props` first."""
+        return await self._get("/slots", timeout, parse_busy_slots)
+
+    async def complete(
+        self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float
+    ) -> tuple[Stream, ...] | Reason:
+        """Generates `tokens` tokens for each prompt in one request (POST /completion), greedily, never ending early.
+
+        Args:
+            prompts: Token ids of each prompt.
+            tokens: Tokens of each stream, the first included.
+            timeout: Seconds for the whole request.
+        """
+        request: Json = {
+            "prompt": [list(p) for p in prompts],
+            "n_predict": tokens,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "temperature": 0.0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "n_probs": 0,
+            "stream": True,
+            "timings_per_token": True,
+        }
+
+        async def read(response: aiohttp.ClientResponse) -> tuple[Stream, ...] | Reason:
+            if response.status != _OK:
+                return refusal(response.status, await _body(response))
+            return await self._streams(response, len(prompts))
+
+        return await self._ask("POST", "/completion", timeout, read, request)
+
+    async def _streams(self, response: aiohttp.ClientResponse, count: int) -> tuple[Stream, ...] | Reason:
+        """Reads server-sent events until every stream has ended, or the body has."""
+        streams = [StreamTokens() for _ in range(count)]
+        rest, place = b"", 0
+        async for chunk in response.content.iter_any():
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_EVENT_BYTES:
+                return Reason.BAD_ANSWER
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue
+                if (fault := take_event(line[5:].strip(), streams, place)) is not None:
+                    return fault
+                place += 1
+            if all(s.final is not None for s in streams):
+                return tuple(finished_stream(s) for s in streams)
+        return Reason.STREAM_CUT
+
+    async def _get(self, path: str, timeout: float, parse: Callable[[Json], _T | Reason]) -> _T | Reason:
+        async def read(response: aiohttp.ClientResponse) -> _T | Reason:
+            body = await _body(response)
+            if response.status != _OK:
+                return refusal(response.status, body)
+            if body is None:
+                return Reason.BAD_ANSWER
+            try:
+                return parse(loads(body))
+            except ValueError:
+                return Reason.NOT_LLAMA
+
+        return await self._ask("GET", path, timeout, read)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[_T | Reason]],
+        body: Json = None,
+    ) -> _T | Reason:
+        """One request within `timeout` seconds; whatever goes wrong on the way is a reason."""
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                self._session.request(
+                    method,
+                    self._base + path,
+                    json=body,
+                    headers=self._headers(),
+                    allow_redirects=False,
+                    timeout=_NO_TOTAL,
+                ) as response,
+            ):
+                return await read(response)
+        except _UnreadableKeyError:
+            return Reason.API_KEY_UNREADABLE
+        except TimeoutError:
+            return Reason.TIMEOUT
+        except aiohttp.ClientPayloadError:
+            return Reason.STREAM_CUT if method == "POST" else Reason.UNREACHABLE
+        except (aiohttp.ClientError, OSError, ValueError):
+            # ValueError: aiohttp's word for headers or chunks that are not HTTP.
+            return Reason.UNREACHABLE
+
+    def _headers(self) -> dict[str, str]:
+        if self._api_key_file is None:
+            return {}
+        try:
+            key = self._api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            raise _UnreadableKeyError from error
+        if not key or not key.isprintable() or not key.isascii():
+            raise _UnreadableKeyError
+        return {"Authorization": f"Bearer {key}"}
+
+
+class _UnreadableKeyError(Exception):
+    """The API key file cannot be read, or holds no key."""
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes | None:
+    """The body, or None when it is longer than any answer of the API."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return bytes(body)

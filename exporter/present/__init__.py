@@ -1,0 +1,1 @@
+"""SPEAK: a snapshot becomes something to read."""

@@ -1,0 +1,126 @@
+"""The landing page: one self-contained HTML document that a person reads without Prometheus."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from exporter.present.plot import Plot, roofline_plot
+from exporter.present.sentences import ACCOUNTING, ceiling_lines, host_lines, notes, server_lines, standing_line
+from exporter.present.study import PART_WORDS, Column, Row, Standing, columns, rows, standing
+from exporter.present.words import age, three_digits
+from exporter.roofline.footprint import Part
+from exporter.roofline.snapshot import ServerView, View
+
+REFRESH_SECONDS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a bar, as a percentage of the longest bar."""
+
+    part: Part
+    words: str
+    percent: float
+    milliseconds: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One step, split into its parts."""
+
+    batch: int
+    milliseconds: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A batch against its threshold."""
+
+    words: str
+    below: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A server as the page shows it."""
+
+    name: str
+    state: str
+    up: bool
+    lines: tuple[str, ...]
+    columns: tuple[Column[Row], ...]
+    rows: tuple[Row, ...]
+    plot: Plot | None
+    bars: tuple[Bar, ...]
+    notes: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    last_success: str
+
+
+def landing_page(view: View, version: str, wall_now: float) -> str:
+    """The page as HTML.
+
+    Args:
+        view: What to show.
+        version: The exporter's version.
+        wall_now: Unix seconds, to tell the age of the last successes.
+    """
+    return _template().render(
+        version=version,
+        refresh=REFRESH_SECONDS,
+        host=[*host_lines(view), *ceiling_lines(view)],
+        measured=_ago(view.snapshot.host.last_success_timestamp, wall_now),
+        servers=[_card(s, wall_now) for s in view.servers],
+        parts=[(part, words) for part, words in PART_WORDS.items()],
+        accounting=ACCOUNTING,
+    )
+
+
+@cache
+def _template() -> Template:
+    loader = PackageLoader("exporter.present")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html")
+
+
+def _card(s: ServerView, wall_now: float) -> Card:
+    newest = max((record.last_success_timestamp for record in s.server.batches.values()), default=0.0)
+    return Card(
+        name=s.server.name,
+        state=s.server.state,
+        up=s.server.state.up,
+        lines=tuple(server_lines(s)),
+        columns=columns([s]),
+        rows=tuple(rows([s])) if s.points else (),
+        plot=roofline_plot(s),
+        bars=tuple(_bars(s)),
+        notes=tuple(notes(s)),
+        verdicts=tuple(_verdicts(s)),
+        last_success=_ago(newest, wall_now),
+    )
+
+
+def _verdicts(s: ServerView) -> Iterable[Verdict]:
+    for row in rows([s]):
+        if (line := standing_line(row)) is not None:
+            yield Verdict(line, below=standing(row) is Standing.BELOW)
+
+
+def _bars(s: ServerView) -> Iterable[Bar]:
+    budgeted = {batch: point for batch, point in s.points.items() if point.budget_seconds}
+    longest = max((point.sample.step_seconds for point in budgeted.values()), default=0.0)
+    for batch, point in budgeted.items():
+        segments = (
+            Segment(part, PART_WORDS[part], round(100 * seconds / longest, 2), three_digits(seconds * 1e3))
+            for part, seconds in point.budget_seconds.items()
+        )
+        yield Bar(batch, three_digits(point.sample.step_seconds * 1e3), tuple(segments))
+
+
+def _ago(timestamp: float, wall_now: float) -> str:
+    return f"{age(wall_now - timestamp)} ago" if timestamp else "never"

@@ -1,0 +1,134 @@
+"""What is said around the study table, one sentence a line, the same on a terminal, in Markdown and on the page."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from exporter.present.study import Row, Standing, rows, standing, suggested_floor_fractions
+from exporter.present.words import REASONS, STATES, binary_size, si, three_digits
+from exporter.roofline.ceiling import Bandwidth, CeilingSource, ThreadScope
+from exporter.roofline.footprint import BytesSource
+from exporter.roofline.snapshot import ServerView, View
+
+ACCOUNTING: Final = (
+    "Per step is physical: the streams of a batch share one read of the weights. Per token is bookkeeping: it credits"
+    " every token with a read of its own, and passes 100 % of a ceiling when streams share."
+)
+
+_SCOPES: Final = {ThreadScope.ALL: "all threads", ThreadScope.SINGLE: "one thread"}
+
+
+def host_lines(view: View) -> Iterable[str]:
+    """The machine, and why its ceilings could not be measured if that is so."""
+    info = view.snapshot.host.info
+    yield ", ".join(
+        [
+            info.cpu_model or "unknown processor",
+            f"{info.cpus} CPU{'s' if info.cpus != 1 else ''}",
+            *([f"{binary_size(info.last_level_cache_bytes)} last-level cache"] if info.last_level_cache_bytes else []),
+            *([f"{binary_size(info.memory_bytes)} memory"] if info.memory_bytes else []),
+        ]
+    )
+    if view.snapshot.host.problem is not None:
+        yield f"The last measurement gave no ceiling: {REASONS[view.snapshot.host.problem]}."
+    elif not view.in_force:
+        yield "No ceiling has been measured yet."
+    if view.compute:
+        yield f"Compute peak {si(view.compute.flops_per_second, 'FLOP/s')} ({view.compute.precision})"
+
+
+def ceiling_lines(view: View) -> Iterable[str]:
+    """The measured bandwidths, a line for each thread scope."""
+    for scope, words in _SCOPES.items():
+        if found := [b for b in view.in_force if b.threads is scope]:
+            yield f"Memory bandwidth, {words}: {', '.join(map(_ceiling, found))}"
+
+
+def _ceiling(b: Bandwidth) -> str:
+    return f"{b.kernel} {si(b.best_bytes_per_second, 'B/s')}"
+
+
+def server_lines(s: ServerView) -> Iterable[str]:
+    """The server's state, its model, and the roof that it decodes under."""
+    server = s.server
+    why = REASONS[server.state_reason] if server.state_reason else STATES[server.state]
+    slots = f", {server.slots} slot{'s' if server.slots != 1 else ''}" if server.slots else ""
+    yield f"{server.state.capitalize()}{slots}: {why}."
+    if (model := server.model) is not None:
+        facts = [
+            model.quantization,
+            *([f"{si(model.parameters, '')} parameters"] if model.parameters else []),
+            *([si(model.weight_bytes, "B")] if model.weight_bytes else []),
+            f"build {model.build}" if model.build else "",
+        ]
+        yield f"Model {model.name}: {', '.join(filter(None, facts))}"
+        if model.footprint is None:
+            yield "The model's size is not known, so only rates are shown."
+        elif model.footprint.source is BytesSource.SERVER:
+            yield "Its bytes are the server's own figures, an upper bound for what a step reads."
+    yield from _roof_line(s)
+
+
+def _roof_line(s: ServerView) -> Iterable[str]:
+    roof = s.roof
+    facts = [f"{source} {si(value, 'B/s')}{_marked(source, roof.reference)}" for source, value in roof.ceilings.items()]
+    if not facts:
+        return
+    if roof.compute_flops_per_second is not None:
+        facts.append(f"compute {si(roof.compute_flops_per_second, 'FLOP/s')}")
+    if roof.ridge_flops_per_byte is not None:
+        facts.append(f"ridge {three_digits(roof.ridge_flops_per_byte)} FLOP/byte")
+    yield f"Roof: {', '.join(facts)}"
+
+
+def _marked(source: CeilingSource, reference: CeilingSource) -> str:
+    return " (the floor's reference)" if source is reference else ""
+
+
+def notes(s: ServerView) -> Iterable[str]:
+    """What a reader must know about the server's rows: what is missing and why, and what to think of the rest."""
+    batches: dict[str, list[int]] = {}
+    for row in rows([s]):
+        for note in _row_notes(row):
+            batches.setdefault(note, []).append(row.batch)
+    for note, of in batches.items():
+        yield f"Batch {', '.join(map(str, of))}: {note}."
+
+
+def _row_notes(row: Row) -> Iterable[str]:
+    why = REASONS[row.record.reason] if row.record.reason is not None else None
+    if row.point is None:
+        missing = "its last sample is too old to be shown" if row.record.last_success_timestamp else "not probed yet"
+        yield why or missing
+        return
+    if row.point.implausible:
+        yield (
+            "implausible, more bytes per second than the memory can read: the ceiling or the model's bytes are wrong"
+            " (is this server on a GPU? then set device: gpu)"
+        )
+    if row.point.sample.contended:
+        yield "contended, other processes wanted the processors meanwhile"
+    if why is not None:
+        yield f"an earlier sample is shown; since then {why}"
+
+
+def standing_lines(s: ServerView) -> Iterable[str]:
+    """How each batch with a threshold stands to it."""
+    return (line for row in rows([s]) if (line := standing_line(row)) is not None)
+
+
+def standing_line(row: Row) -> str | None:
+    """How the batch stands to its threshold; None where it has none."""
+    stands, threshold, point = standing(row), row.record.threshold, row.point
+    if stands is None:
+        return None
+    if point is None or point.floor_ratio is None:
+        return f"Batch {row.batch}: no floor ratio to hold against its threshold {threshold:g}."
+    words = "at or above" if stands is Standing.MET else "BELOW"
+    return f"Batch {row.batch}: floor ratio {three_digits(point.floor_ratio)}, {words} its threshold {threshold:g}."
+
+
+def suggestion_lines(s: ServerView) -> Iterable[str]:
+    """Thresholds to put into the configuration, if any floor ratio is known."""
+    if suggested := suggested_floor_fractions(s):
+        values = ", ".join(f"{batch}: {fraction:g}" for batch, fraction in suggested.items())
+        yield f"Suggested floor_fraction (0.8 x measured): {{{values}}}"

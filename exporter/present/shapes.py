@@ -1,0 +1,130 @@
+"""The JSON shapes of `report`, `/api/v1/snapshot` and `bandwidth`. Metric names come from the metric table."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TypeAlias
+
+from exporter.present.metric import BATCH, SERVER, Kind, Metric
+from exporter.present.metric_table import HOST, TABLE
+from exporter.roofline.ceiling import Bandwidth, ComputePeak
+from exporter.roofline.snapshot import ServerView, View
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+JsonObject: TypeAlias = dict[str, Json]
+
+_MODEL = "model_"
+_SAID_OTHERWISE = (BATCH[1:], ("state",), ("ceiling",))
+"""What a server's metrics may be about beside the server, and its object says in a form of its own."""
+
+
+def bandwidth_json(view: View) -> JsonObject:
+    """The ceilings in force and the machine that they were measured on."""
+    return {
+        "measurements": [_measurement(b) for b in view.in_force],
+        "compute": [_compute(view.compute)] if view.compute else [],
+        "host": _host(view),
+    }
+
+
+def snapshot_json(view: View) -> JsonObject:
+    """Everything that is known: the host, and each server with its model, ceilings and batches."""
+    return {
+        "host": {
+            **_host(view),
+            **_unlabelled(view),
+            "memory_bandwidth": [_measurement(b) for b in view.in_force],
+            "compute": [_compute(view.compute)] if view.compute else [],
+        },
+        "servers": [_server(view, s) for s in view.servers],
+    }
+
+
+def _host(view: View) -> JsonObject:
+    return {**asdict(view.snapshot.host.info), "problem": view.snapshot.host.problem}
+
+
+def _unlabelled(view: View) -> JsonObject:
+    return {metric.name: _number(value) for metric in HOST if not metric.labels for _, value in metric.series(view)}
+
+
+def _measurement(b: Bandwidth) -> JsonObject:
+    return {
+        "kernel": b.kernel,
+        "threads": b.threads,
+        "best_bytes_per_second": b.best_bytes_per_second,
+        "median_bytes_per_second": b.median_bytes_per_second,
+        "spread_ratio": b.spread_ratio,
+        "thread_count": b.thread_count,
+        "store": b.store,
+        "isa": b.isa,
+        "pages": b.pages,
+        "method": b.method,
+        "scope": b.scope,
+        "array_bytes": b.array_bytes,
+        "passes": b.passes,
+    }
+
+
+def _compute(peak: ComputePeak) -> JsonObject:
+    return {
+        "precision": peak.precision,
+        "flops_per_second": peak.flops_per_second,
+        "spread_ratio": peak.spread_ratio,
+        "thread_count": peak.thread_count,
+        "isa": peak.isa,
+    }
+
+
+def _server(view: View, s: ServerView) -> JsonObject:
+    ceilings: list[Json] = [
+        {"ceiling": source, "bytes_per_second": value, "reference": source is s.roof.reference}
+        for source, value in s.roof.ceilings.items()
+    ]
+    of_server = [m for m in TABLE if m.labels[:1] == SERVER and m.labels[1:2] not in _SAID_OTHERWISE]
+    figures = _figures(view, of_server, (s.server.name,))
+    # A model's figures stand in an object of their own, where their common first word would only repeat its name.
+    model: JsonObject = {}
+    for key in [key for key in figures if key.startswith(_MODEL)]:
+        value = figures.pop(key)
+        model.update(value if isinstance(value, dict) else {key.removeprefix(_MODEL): value})
+    return {
+        "server": s.server.name,
+        "state": s.server.state,
+        "state_reason": s.server.state_reason,
+        "model": model,
+        "reference": s.roof.reference,
+        "ceilings": ceilings,
+        **figures,
+        "batches": [_batch(view, s, batch) for batch in sorted(s.server.batches)],
+    }
+
+
+def _batch(view: View, s: ServerView, batch: int) -> JsonObject:
+    of_batch = [m for m in TABLE if m.labels[:2] == BATCH]
+    return {
+        "batch": batch,
+        "reason": s.server.batches[batch].reason,
+        **_figures(view, of_batch, (s.server.name, str(batch))),
+    }
+
+
+def _figures(view: View, metrics: Iterable[Metric], about: tuple[str, ...]) -> JsonObject:
+    """The metrics whose first labels are `about`, by name; one more label makes an object keyed by its value."""
+    found: JsonObject = {}
+    rest = len(about)
+    for metric in metrics:
+        series = [(labels[rest:], value) for labels, value in metric.series(view) if labels[:rest] == about]
+        if not series:
+            continue
+        if metric.kind is Kind.INFO:
+            found[metric.name] = dict(zip(metric.labels[rest:], series[0][0], strict=True))
+        elif len(metric.labels) == rest:
+            found[metric.name] = _number(series[0][1])
+        else:
+            found[metric.name] = {key: _number(value) for (key,), value in series}
+    return found
+
+
+def _number(value: float) -> int | float:
+    """The number as JSON shows it: a count without a decimal point."""
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,143 @@
+"""The report and the ceilings as rich renderables, readable from 80 columns on."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from exporter.present.sentences import (
+    ACCOUNTING,
+    ceiling_lines,
+    host_lines,
+    notes,
+    server_lines,
+    standing_line,
+    suggestion_lines,
+)
+from exporter.present.study import (
+    PART_WORDS,
+    Column,
+    Row,
+    Standing,
+    bandwidth_columns,
+    budget_columns,
+    columns,
+    rows,
+    standing,
+)
+from exporter.present.study import Group as ColumnGroup
+from exporter.roofline.footprint import Part
+from exporter.roofline.snapshot import ServerView, View
+
+_UNBOUNDED: Final = 1000
+_BAR_WIDTH: Final = 24
+_STANDING_LOOK: Final = {Standing.MET: "green", Standing.BELOW: "red", Standing.NOT_MEASURED: "yellow"}
+_PART_LOOK: Final = {
+    Part.WEIGHTS: ("█", "blue"),
+    Part.OUTPUT_HEAD: ("▓", "cyan"),
+    Part.KV_CACHE: ("▒", "magenta"),
+    Part.OVERHEAD: ("░", "yellow"),
+}
+
+Subject = TypeVar("Subject")
+
+
+def report_renderable(view: View) -> RenderableType:
+    """The whole report: the host, then each server's table, budget, notes and suggestion."""
+    parts: list[RenderableType] = [Text("Host", style="bold"), *_lines([*host_lines(view), *ceiling_lines(view)])]
+    for s in view.servers:
+        parts += ["", *_server(s)]
+    return Group(*parts) if view.servers else Group(*parts, "", "No server is configured.")
+
+
+def bandwidth_renderable(view: View) -> RenderableType:
+    """The ceilings in force."""
+    lines = _lines(host_lines(view))
+    return Group(*lines, "", _table(bandwidth_columns(), view.in_force)) if view.in_force else Group(*lines)
+
+
+def _server(s: ServerView) -> Iterable[RenderableType]:
+    yield Text(s.server.name, style="bold")
+    yield from _lines(server_lines(s))
+    if s.points:
+        yield from ("", _StudyTable(s), "", Text(ACCOUNTING, style="dim"))
+    if budgeted := [row for row in rows([s]) if row.point and row.point.budget_seconds]:
+        yield from ("", _budget_table(s, budgeted), "", _legend(budgeted))
+    remarks = [*(Text(note, style="yellow") for note in notes(s)), *_standings(s), *_lines(suggestion_lines(s))]
+    if remarks:
+        yield Text()
+        yield from remarks
+
+
+def _standings(s: ServerView) -> Iterable[Text]:
+    for row in rows([s]):
+        if (line := standing_line(row)) is not None:
+            yield Text(line, style=_STANDING_LOOK[standing(row) or Standing.NOT_MEASURED])
+
+
+def _lines(lines: Iterable[str]) -> list[Text]:
+    return [Text(line) for line in lines]
+
+
+class _StudyTable:
+    """One server's study table, in two pieces where the terminal is too narrow for the whole."""
+
+    def __init__(self, server: ServerView) -> None:
+        self._rows = rows([server])
+        self._columns = columns([server])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = _table(self._columns, self._rows)
+        if console.measure(whole, options=options.update(width=_UNBOUNDED)).maximum <= options.max_width:
+            yield whole
+            return
+        yield self._piece(ColumnGroup.RATE)
+        yield ""
+        yield self._piece(ColumnGroup.READ)
+
+    def _piece(self, group: ColumnGroup) -> Table:
+        return _table([c for c in self._columns if c.group in {ColumnGroup.KEY, group}], self._rows)
+
+
+def _table(columns_: Sequence[Column[Subject]], subjects: Iterable[Subject]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for column in columns_:
+        head = Text("\n".join(column.head))
+        table.add_column(head, justify="right" if column.numeric else "left", vertical="bottom", no_wrap=True)
+    for subject in subjects:
+        table.add_row(*(Text(column.text(subject)) for column in columns_))
+    return table
+
+
+def _budget_table(s: ServerView, budgeted: Sequence[Row]) -> Table:
+    """The budget in figures, and as bars whose lengths compare the batches' steps."""
+    figures = budget_columns([s])
+    table = _table(figures, [])
+    table.add_column("", no_wrap=True)
+    longest = max(row.point.sample.step_seconds for row in budgeted if row.point)
+    for row in budgeted:
+        table.add_row(*(Text(column.text(row)) for column in figures), _bar(row, longest))
+    return table
+
+
+def _bar(row: Row, longest: float) -> Text:
+    """The step as a bar; each part ends where the rounded sum of all parts up to it does, so no rounding adds up."""
+    bar, passed = Text(), 0.0
+    for part, seconds in row.point.budget_seconds.items() if row.point else ():
+        passed += seconds
+        glyph, colour = _PART_LOOK[part]
+        bar.append(glyph * (round(_BAR_WIDTH * passed / longest) - len(bar)), style=colour)
+    return bar
+
+
+def _legend(budgeted: Sequence[Row]) -> Text:
+    known = {part for row in budgeted if row.point for part in row.point.budget_seconds}
+    legend = Text()
+    for part in Part:
+        if part in known:
+            glyph, colour = _PART_LOOK[part]
+            legend.append(f"{glyph * 2} ", style=colour).append(f"{PART_WORDS[part]}  ")
+    return legend

@@ -1,0 +1,100 @@
+"""Plain words and human numbers: what each state and reason means and what to do, and how figures are shown."""
+
+from collections.abc import Mapping
+from math import floor, log10
+from types import MappingProxyType
+from typing import Final
+
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import ServerState
+
+MISSING: Final = "-"
+"""Stands where there is no number."""
+
+REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
+    {
+        Reason.UNREACHABLE: "nothing answers at the server's url; check the url, and that llama-server runs",
+        Reason.TIMEOUT: "the server did not answer in time; raise probe.timeout if it is only slow",
+        Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
+        Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
+        Reason.NOT_LLAMA: "what answers there is not a llama.cpp server; check the url",
+        Reason.HTTP_ERROR: "the server refused the request; check the url, a proxy before it, and the server's log",
+        Reason.BAD_ANSWER: "the answer is not what llama-server sends; check for a proxy, or a very old or new build",
+        Reason.SERVER_ERROR: "the server met an error while decoding; see its log",
+        Reason.NOT_SUPPORTED: "the server has switched this endpoint off; start it without --no-slots, for generation",
+        Reason.API_KEY_UNREADABLE: "api_key_file cannot be read; check its path and permissions",
+        Reason.STREAM_CUT: "the answer ended early; see the server's log, and a proxy's time limits",
+        Reason.FOREIGN_REQUEST: "a user's request ran during the probe, so the batch is not proven; it is retried",
+        Reason.NOT_TOGETHER: "the streams did not decode together; it is retried, else give the server more slots",
+        Reason.SCATTERED_SLOTS: "the streams sit on slots apart, which costs a second read of the weights; start"
+        " llama-server with --kv-unified",
+        Reason.WRONG_LENGTH: "the streams did not generate the tokens that were asked for; see the server's log",
+        Reason.CACHED_PROMPT: "the server answered from its prompt cache, so the timing is not proven; it is retried",
+        Reason.SPECULATIVE: "the server decodes speculatively, so a token is not a step; run it without a draft model",
+        Reason.BAD_TIMINGS: "the server's timings contradict themselves; it is retried, else update llama-server",
+        Reason.BUSY: "the server was busy with users; it is probed when it is idle",
+        Reason.SLEEPING: "the server sleeps and is not woken for a probe; it is probed after its next user",
+        Reason.TOO_FEW_SLOTS: "the server has fewer slots than the batch; start llama-server with --parallel 4, or"
+        " as many as the largest batch",
+        Reason.CONTEXT_TOO_SMALL: "a slot's context is too small for a probe; give llama-server a larger --ctx-size",
+        Reason.NO_MODEL_INFO: "the server does not tell its model's size; update llama-server, or load its model",
+        Reason.PREEMPTED: "other processes took the processors meanwhile; measure again on a quieter machine",
+        Reason.PAGE_FAULTS: "memory was not resident meanwhile; free memory, or lower bandwidth.max_memory",
+        Reason.IMBALANCED: "the threads finished too far apart; leave bandwidth.threads at auto, or quiet the machine",
+        Reason.UNSTABLE: "the passes disagree too much; measure again on a quieter machine",
+        Reason.CACHE_SUSPECT: "the arrays may fit in a cache; raise bandwidth.max_memory",
+        Reason.INVALID_RESULT: "a kernel computed wrong values; suspect the memory or the build",
+        Reason.NO_MEMORY: "there is too little free memory for the arrays; free some, or raise the container's limit",
+        Reason.NO_THREADS: "threads could not be started; raise the process limit (pids.max, ulimit -u)",
+        Reason.CANCELLED: "the measurement was stopped; it is repeated at the next interval",
+        Reason.UNSUPPORTED: "the kernels do not support this processor; set compute_peak, or device: gpu with"
+        " peak_bandwidth",
+    }
+)
+"""One sentence for each reason: what happened, and the remedy."""
+
+STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
+    {
+        ServerState.READY: "the server answers and is idle",
+        ServerState.BUSY: "the server is generating for users",
+        ServerState.SLEEPING: "the server has put its model away and wakes with the next request",
+        ServerState.LOADING: "the server is loading its model",
+        ServerState.UNAUTHORIZED: "the server refuses the exporter's API key, or wants one",
+        ServerState.UNREACHABLE: "the server does not answer",
+        ServerState.UNSUPPORTED: "something answers, but it cannot be measured as a llama.cpp server",
+        ServerState.STALLED: "the server says that it is well, but does not generate",
+    }
+)
+"""One sentence for each state of a server."""
+
+
+def three_digits(value: float) -> str:
+    """The number with three significant digits and without an exponent: 0.0123, 1.23, 12.3, 12300."""
+    rounded = float(f"{value:.3g}")
+    if rounded == 0:
+        return "0"
+    return f"{rounded:.{max(0, 2 - floor(log10(abs(rounded))))}f}"
+
+
+def binary_size(size: int) -> str:
+    """A cache's or a memory's size as it is written on the box: 32 MiB, 64 GiB."""
+    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_:
+            return f"{three_digits(size / bytes_).removesuffix('.0').removesuffix('.00')} {unit}"
+    return f"{size} B"
+
+
+def si(value: float, unit: str) -> str:
+    """The number with an SI prefix, as in `700 MB`, `1.10 G` or `40.0 GB/s`."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{three_digits(value / factor)} {prefix}{unit}".rstrip()
+    return f"{three_digits(value)} {unit}".rstrip()
+
+
+def age(seconds: float) -> str:
+    """A time that has passed, in the largest unit that gives at least 2: `45 s`, `12 min`, `5 h`, `3 d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,201 @@
+"""The commands. They wire and print; they compute nothing."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import click
+
+from exporter.config import ConfigError, Settings, load, parse, to_yaml
+
+DEFAULT_CONFIG: Final = Path("config.yaml")
+DEFAULT_ADDRESS: Final = "127.0.0.1:10470"
+FORMATS: Final = ("table", "json", "markdown", "csv")
+COULD_NOT_MEASURE: Final = 3
+_T = TypeVar("_T")
+
+format_option = click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print the result."
+)
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config.file",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration.  [default: config.yaml, or one server at http://127.0.0.1:8080]",
+)
+@click.option(
+    "--web.listen-address",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help=f"Where to listen; may be repeated.  [default: {DEFAULT_ADDRESS}]",
+)
+@click.option(
+    "--log.level",
+    "log_level",
+    type=click.Choice(("debug", "info", "warning", "error")),
+    default="info",
+    show_default=True,
+)
+@click.option("--log.format", "log_format", type=click.Choice(("console", "json")), help="[default: by terminal]")
+@click.version_option(package_name="roofline-exporter", prog_name="roofline-exporter")
+@click.pass_context
+def main(
+    context: click.Context,
+    config_file: Path | None,
+    addresses: tuple[str, ...],
+    log_level: str,
+    log_format: Literal["console", "json"] | None,
+) -> None:
+    """How fast llama.cpp decode could go on this machine, how fast it does go, and where the rest of the time is.
+
+    Without a command: serve.
+    """
+    from exporter.service.logs import configure_logs  # noqa: PLC0415 - commands import what they need: start-up time
+
+    context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
+    configure_logs(log_level, log_format)
+    if context.invoked_subcommand is None:
+        context.invoke(serve)
+
+
+class _Options:
+    """What was said before the command."""
+
+    def __init__(self, config_file: Path | None, addresses: Sequence[str]) -> None:
+        self.config_file = config_file
+        self._addresses = addresses
+
+    def settings(self) -> Settings:
+        """The configuration, or the program's end with every error in it."""
+        path = self.config_file or DEFAULT_CONFIG
+        try:
+            if self.config_file is None and not path.exists():
+                return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
+            return load(path)
+        except ConfigError as error:
+            raise click.ClickException("the configuration cannot be used:\n" + str(error)) from error
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where to listen, or the program's end when an address is none."""
+        from exporter.service.web import parse_address  # noqa: PLC0415
+
+        try:
+            return [parse_address(address) for address in self._addresses]
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--web.listen-address") from error
+
+
+@main.command()
+@click.pass_obj
+def serve(options: _Options) -> None:
+    """Run the exporter until SIGTERM or Ctrl-C."""
+    from exporter.service import daemon  # noqa: PLC0415
+
+    settings, addresses = options.settings(), options.addresses()
+    try:
+        asyncio.run(daemon.serve(settings, addresses))
+    except daemon.ListenError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command("check-config")
+@click.pass_obj
+def check_config(options: _Options) -> None:
+    """Validate the configuration and print it as it is in force, secrets masked."""
+    click.echo(to_yaml(options.settings()), nl=False)
+
+
+@main.command()
+@format_option
+@click.pass_obj
+def bandwidth(options: _Options, form: str) -> None:
+    """Measure this machine's ceilings now: every kernel, one thread and all."""
+    from exporter.present.report import Format, bandwidth_renderable, bandwidth_text  # noqa: PLC0415
+    from exporter.service.once import measure_once  # noqa: PLC0415
+
+    seen = _run(measure_once(options.settings(), probe=False))
+    if form == Format.TABLE:
+        _print(bandwidth_renderable(seen))
+    else:
+        click.echo(bandwidth_text(seen, Format(form)), nl=False)
+    if not seen.in_force:
+        raise click.exceptions.Exit(COULD_NOT_MEASURE)
+
+
+@main.command()
+@format_option
+@click.option("--url", help="Read a running exporter, e.g. http://127.0.0.1:10470, instead of measuring.")
+@click.pass_obj
+def report(options: _Options, form: str, url: str | None) -> None:
+    """Measure everything once and print the study table.
+
+    Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: could not measure.
+    """
+    from exporter.present.report import Format, report_exit_code, report_renderable, report_text  # noqa: PLC0415
+    from exporter.service.once import AskError, fetch_report, measure_once  # noqa: PLC0415
+
+    if url:
+        try:
+            text, status = fetch_report(url, form)
+        except AskError as error:
+            click.echo(f"Error: {error}", err=True)
+            raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
+        click.echo(text, nl=False)
+        raise click.exceptions.Exit(status)
+    seen = _run(measure_once(options.settings()))
+    if form == Format.TABLE:
+        _print(report_renderable(seen))
+    else:
+        click.echo(report_text(seen, Format(form)), nl=False)
+    raise click.exceptions.Exit(report_exit_code(seen))
+
+
+@main.command()
+@click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Another GGUF file.")
+@click.pass_obj
+def demo(options: _Options, model: Path | None) -> None:
+    """Run a real llama.cpp server on a small real model with the exporter beside it; Ctrl-C ends both."""
+    from exporter.service import daemon  # noqa: PLC0415
+    from exporter.service.demo import DemoError, run_demo  # noqa: PLC0415
+
+    try:
+        _run(run_demo(options.addresses(), model))
+    except (DemoError, daemon.ListenError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.pass_obj
+def healthcheck(options: _Options) -> None:
+    """Exit with 0 if the exporter on this machine answers; for containers."""
+    from exporter.service.once import ask_health  # noqa: PLC0415
+
+    problem = ask_health(options.addresses()[0])
+    if problem is not None:
+        raise click.ClickException(problem)
+    click.echo("healthy")
+
+
+def _print(renderable: object) -> None:
+    """Prints a rich renderable as wide as the terminal."""
+    from rich.console import Console  # noqa: PLC0415
+
+    Console().print(renderable)
+
+
+def _run(work: Awaitable[_T]) -> _T:
+    """Runs to the end; Ctrl-C ends it with the shell's usual status."""
+
+    async def main_task() -> _T:
+        return await work
+
+    try:
+        return asyncio.run(main_task())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,36 @@
+"""Structured logs on stderr: for people on a terminal, JSON lines otherwise."""
+
+import logging
+import sys
+from typing import Final, Literal
+
+import structlog
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def configure_logs(level: str, form: Literal["console", "json"] | None = None) -> None:
+    """Sends structlog's events to stderr.
+
+    Args:
+        level: The least level that is written, one of `LEVELS`.
+        form: `console` or `json`; None picks by whether stderr is a terminal.
+    """
+    form = form or ("console" if sys.stderr.isatty() else "json")
+    renderer: structlog.typing.Processor
+    if form == "console":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    else:
+        renderer = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )

@@ -1,0 +1,214 @@
+"""The one measuring loop: bandwidth runs and probe cycles in turn, never together; health checks beside it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from exporter.config import Settings
+from exporter.measure.bandwidth import BandwidthRun
+from exporter.roofline.ceiling import BandwidthTrack, Roof, RoofPolicy
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import Host, HostInfo, Snapshot, host_roof
+from exporter.service.watch import Clocks, ServerWatch
+
+log = structlog.get_logger()
+
+FULL_RUN_SECONDS: Final = 3600.0
+"""Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
+HEALTHY_INTERVALS: Final = 3
+_TICK: Final = 0.5
+_BANDWIDTH_SECONDS: Final = 60.0
+"""A bandwidth run takes seconds; longer than this, it hangs."""
+
+
+Progress = Callable[[str], None]
+"""Told, in a few words, what is being measured now."""
+
+
+def _silent(_: str) -> None:
+    """Nobody watches."""
+
+
+class Meter(Protocol):
+    """Measures bandwidth; `BandwidthMeter` is one. `measure` blocks, `cancel` comes from another thread."""
+
+    def measure(self, *, full: bool, progress: Progress) -> BandwidthRun:
+        """Runs the kernels."""
+
+    def cancel(self) -> None:
+        """Ends the running measurement within milliseconds."""
+
+
+class Scheduler:
+    """Owns the snapshot and everything that changes it; runs on one event loop, so no lock is needed.
+
+    Args:
+        settings: The configuration.
+        watches: The servers, in the order of the configuration.
+        meter: Measures bandwidth; blocks, and so runs in `executor`.
+        executor: A single dedicated thread.
+        info: The machine.
+        clocks: The clocks.
+        progress: Told what is being measured.
+        sleep: Sleeps some seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        watches: Callable[[Callable[[RoofPolicy], Roof]], Sequence[ServerWatch]],
+        meter: Meter,
+        executor: Executor,
+        info: HostInfo,
+        clocks: Clocks,
+        progress: Progress = _silent,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings
+        self._meter = meter
+        self._executor = executor
+        self._clocks = clocks
+        self._progress = progress
+        self._sleep = sleep
+        self._host = Host(info)
+        self._watches = tuple(watches(lambda policy: host_roof(self._host, policy, clocks.monotonic())))
+        self._started = clocks.unix()
+        self._bandwidth_due = self._full_due = clocks.monotonic()
+        self._probing: deque[tuple[float, float]] = deque()
+        self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
+        self.first_cycle_done = asyncio.Event()
+        self.snapshot = self._freeze()
+
+    def healthy(self) -> bool:
+        """Whether both loops have ticked when they should have."""
+        return self._clocks.monotonic() <= self._alive_until
+
+    async def run(self) -> None:
+        """Checks and measures until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._check_forever())
+                group.create_task(self._measure_forever())
+        finally:
+            self._meter.cancel()
+
+    async def run_once(self, *, probe: bool = True) -> Snapshot:
+        """One full bandwidth run and one cycle of each server, for the command line."""
+        try:
+            await self._measure_bandwidth()
+            for watch in self._watches if probe else ():
+                await self._cycle(watch)
+        finally:
+            self._meter.cancel()
+        return self.snapshot
+
+    async def _check_forever(self) -> None:
+        interval = self._settings.probe.health_interval
+        while True:
+            await asyncio.gather(*(watch.check() for watch in self._watches))
+            self.snapshot = self._freeze()
+            await self._sleep(interval)
+
+    async def _measure_forever(self) -> None:
+        while True:
+            self._expect_tick(0.0)
+            if self._clocks.monotonic() >= self._bandwidth_due and await self._may_measure_bandwidth():
+                await self._measure_bandwidth()
+            for watch in self._watches:
+                if self._clocks.monotonic() >= watch.due:
+                    await self._cycle(watch)
+            self.first_cycle_done.set()
+            self.snapshot = self._freeze()
+            await self._sleep(_TICK)
+
+    async def _may_measure_bandwidth(self) -> bool:
+        """Kernels wait for users' requests to end, but not for ever: a pass that was disturbed is rejected anyway."""
+        if self._clocks.monotonic() - self._bandwidth_due > self._settings.bandwidth.interval:
+            return True
+        return not any([await watch.has_users() for watch in self._watches])
+
+    async def _measure_bandwidth(self) -> None:
+        started = self._clocks.monotonic()
+        full = started >= self._full_due
+        loop = asyncio.get_running_loop()
+        # The meter speaks from its own thread; progress is drawn on this one.
+
+        def tell(step: str) -> None:
+            loop.call_soon_threadsafe(self._progress, step)
+
+        self._expect_tick(_BANDWIDTH_SECONDS)
+        run = await loop.run_in_executor(self._executor, partial(self._meter.measure, full=full, progress=tell))
+        self._bandwidth_due = started + self._settings.bandwidth.interval
+        if full and run.problem is None:
+            self._full_due = started + FULL_RUN_SECONDS
+        self._host = _with_run(self._host, run, self._clocks)
+        self.snapshot = self._freeze()
+        log.info(
+            "bandwidth",
+            full=full,
+            seconds=round(self._clocks.monotonic() - started, 2),
+            problem=run.problem.value if run.problem else None,
+            rejected={reason.value: count for reason, count in run.rejected.items()},
+            **{
+                f"{b.kernel}_{b.threads}_gb_per_second": round(b.best_bytes_per_second / 1e9, 1)
+                for b in run.measurements
+            },
+        )
+
+    async def _cycle(self, watch: ServerWatch) -> None:
+        started = self._clocks.monotonic()
+        # A cycle is bounded by its timeouts: twice for each batch (the first, short run) and the small questions.
+        self._expect_tick(2 * len(watch.record.batches) * (self._settings.probe.timeout + 15))
+
+        def on_batch(batch: int) -> None:
+            self.snapshot = self._freeze()
+            self._progress(f"{watch.record.name}: decode, batch {batch}")
+
+        await watch.cycle(on_batch)
+        ended = self._clocks.monotonic()
+        self._probing.append((ended, ended - started))
+        while self._probing[0][0] < ended - 3600:
+            self._probing.popleft()
+        self.snapshot = self._freeze()
+        self._expect_tick(0.0)
+
+    def _expect_tick(self, work: float) -> None:
+        """The measuring loop is alive now, and will be again after at most `work` seconds."""
+        grace = HEALTHY_INTERVALS * self._settings.probe.health_interval
+        self._alive_until = self._clocks.monotonic() + work + grace
+
+    def _freeze(self) -> Snapshot:
+        return Snapshot(
+            host=self._host,
+            servers=tuple(watch.record for watch in self._watches),
+            duty_cycle_ratio=sum(seconds for _, seconds in self._probing) / 3600,
+            config_reload_timestamp=self._started,
+        )
+
+
+def _with_run(host: Host, run: BandwidthRun, clocks: Clocks) -> Host:
+    """The host's record after one more bandwidth run."""
+    tracks = dict(host.tracks)
+    for bandwidth in run.measurements:
+        key = (bandwidth.kernel, bandwidth.threads)
+        tracks[key] = tracks.get(key, BandwidthTrack()).add(bandwidth)
+    return replace(
+        host,
+        tracks=tracks,
+        compute=run.compute or host.compute,
+        runs=host.runs + 1,
+        last_success_timestamp=clocks.unix() if run.measurements else host.last_success_timestamp,
+        rejected_passes=_added(host.rejected_passes, run.rejected),
+        problem=run.problem,
+    )
+
+
+def _added(one: Mapping[Reason, int], other: Mapping[Reason, int]) -> dict[Reason, int]:
+    return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in {*one, *other}}

@@ -1,0 +1,101 @@
+"""The HTTP surface. Every page renders what is already known; none of them does I/O or waits for a server."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from exporter.present.page import landing_page
+from exporter.present.report import Format, report_exit_code, report_text
+from exporter.roofline.snapshot import Snapshot, view
+from exporter.service.watch import Clocks
+
+STATUS_HEADER: Final = "X-Roofline-Report-Status"
+"""Carries the exit status that `report` would have, so that `report --url` can have it too."""
+_CONTENT_TYPES: Final[Mapping[str, str]] = {
+    Format.JSON: "application/json",
+    Format.TABLE: "text/plain",
+    Format.MARKDOWN: "text/markdown",
+    Format.CSV: "text/csv",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the pages show: the newest snapshot, whether the measuring loop is alive, the configuration as text."""
+
+    snapshot: Callable[[], Snapshot]
+    healthy: Callable[[], bool]
+    config_yaml: str
+    version: str
+    clocks: Clocks
+
+
+def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
+    """The application with all routes of the exporter."""
+
+    async def page(_: web.Request) -> web.Response:
+        seen = view(served.snapshot(), served.clocks.monotonic())
+        html = landing_page(seen, served.version, served.clocks.unix())
+        return web.Response(text=html, content_type="text/html")
+
+    async def snapshot(request: web.Request) -> web.Response:
+        seen = view(served.snapshot(), served.clocks.monotonic())
+        form = request.query.get("format", Format.JSON)
+        if form not in _CONTENT_TYPES:
+            raise web.HTTPBadRequest(text=f"format is one of {', '.join(_CONTENT_TYPES)}\n")
+        return web.Response(
+            text=report_text(seen, Format(form)),
+            content_type=_CONTENT_TYPES[form],
+            headers={STATUS_HEADER: str(report_exit_code(seen))},
+        )
+
+    async def config(_: web.Request) -> web.Response:
+        return web.Response(text=served.config_yaml)
+
+    async def healthy(_: web.Request) -> web.Response:
+        if served.healthy():
+            return web.Response(text="Healthy\n")
+        return web.Response(status=503, text="The measuring loop has not ticked for 3 health intervals.\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(text="Ready\n")
+
+    app = web.Application(middlewares=[_headers])
+    app.router.add_get("/", page)
+    app.router.add_get("/metrics", make_aiohttp_handler(registry))
+    app.router.add_get("/api/v1/snapshot", snapshot)
+    app.router.add_get("/config", config)
+    app.router.add_get("/-/healthy", healthy)
+    app.router.add_get("/-/ready", ready)
+    return app
+
+
+@web.middleware
+async def _headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response = await handler(request)
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `:PORT` (every interface) or `[::1]:PORT` as host and port.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    parts = urlsplit(f"//{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        port = None
+    if port is None or parts.path or parts.query or parts.fragment or "@" in text:
+        raise ValueError(f"{text!r} is not an address to listen on; write HOST:PORT, :PORT or [::1]:PORT")
+    return host or "0.0.0.0", port

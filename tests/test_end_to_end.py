@@ -1,0 +1,204 @@
+"""The whole path with real parts: llama.cpp on a real model, the exporter as a process, Prometheus asked in PromQL."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import COMMAND, Exporter, Prometheus, exporter, free_port, llama, prometheus_scraping, wait_for
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+CONFIG = """
+bandwidth:
+  interval: 10s
+probe:
+  interval: 2s
+  health_interval: 1s
+  seconds: 0.5
+  max_duty_cycle: 0.5
+servers:
+  - name: demo
+    url: http://127.0.0.1:{port}
+    floor_fraction: {{1: 0.01, 4: 0.99}}
+"""
+PER_BATCH = (
+    "tokens_per_second",
+    "step_seconds",
+    "step_spread_ratio",
+    "floor_seconds",
+    "step_bytes_per_second",
+    "token_read_bytes_per_second",
+    "floor_ratio",
+    "intensity_flops_per_byte",
+    "flops_per_second",
+    "contended",
+    "implausible",
+)
+
+
+@dataclass
+class Scene:
+    """The parts, after every batch was measured and scraped."""
+
+    prometheus: Prometheus
+    exporter: Exporter
+
+    def batches(self, expression: str) -> dict[str, float]:
+        """The expression's values by batch."""
+        return {labels["batch"]: value for labels, value in self.prometheus.query(expression)}
+
+
+@pytest.fixture(scope="module")
+def scene(real_model: Path, prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    directory, port = tmp_path_factory.mktemp("scene"), free_port()
+    with (
+        llama(real_model, port),
+        exporter(CONFIG.format(port=port), directory) as running,
+        prometheus_scraping(prometheus, running.url.removeprefix("http://"), directory) as scraper,
+    ):
+        found = Scene(scraper, running)
+        wait_for("every batch", 240, lambda: len(found.batches("roofline_decode_floor_ratio")) == 3)
+        yield found
+
+
+@pytest.mark.parametrize("name", PER_BATCH)
+def test_every_decode_series_is_there_for_every_batch(scene: Scene, name: str) -> None:
+    assert set(scene.batches(f'roofline_decode_{name}{{server="demo"}}')) == {"1", "2", "4"}
+
+
+@pytest.mark.parametrize("name", ["ceiling_ratio", "token_read_ratio", "attainable_tokens_per_second"])
+def test_every_ceiling_has_its_series(scene: Scene, name: str) -> None:
+    wait_for("triad", 60, lambda: scene.prometheus.query('roofline_ceiling_bytes_per_second{ceiling="triad"}'))
+    found = {(m["batch"], m["ceiling"]) for m, _ in scene.prometheus.query(f"roofline_decode_{name}")}
+    assert found >= {(batch, "read") for batch in ("1", "2", "4")}
+
+
+def close(scene: Scene, left: str, right: str) -> None:
+    """Both expressions agree within 0.1 % for every series, and there is one for each batch at least."""
+    ratios = scene.prometheus.query(f"({left}) / ({right})")
+    assert len(ratios) >= 3
+    for labels, ratio in ratios:
+        assert ratio == pytest.approx(1, abs=1e-3), labels
+
+
+def test_step_bytes_per_second_times_step_seconds_are_the_models_step_bytes(scene: Scene) -> None:
+    close(
+        scene,
+        "roofline_decode_step_bytes_per_second * roofline_decode_step_seconds",
+        "roofline_model_step_bytes",
+    )
+
+
+def test_ceiling_ratio_is_bytes_per_second_over_the_ceiling(scene: Scene) -> None:
+    close(
+        scene,
+        "roofline_decode_ceiling_ratio * on (server, ceiling) group_left () roofline_ceiling_bytes_per_second",
+        "0 * roofline_decode_ceiling_ratio + on (server, batch) group_left () roofline_decode_step_bytes_per_second",
+    )
+
+
+def test_per_token_read_is_the_weights_times_tokens_per_second(scene: Scene) -> None:
+    close(
+        scene,
+        "roofline_decode_token_read_bytes_per_second",
+        'roofline_decode_tokens_per_second * on (server) group_left () roofline_model_step_bytes{batch="1"}',
+    )
+
+
+def test_floor_ratio_is_the_reference_ceilings_ratio(scene: Scene) -> None:
+    close(scene, "roofline_decode_floor_ratio", 'sum without (ceiling) (roofline_decode_ceiling_ratio{ceiling="read"})')
+    close(scene, "roofline_decode_floor_ratio", "roofline_decode_floor_seconds / roofline_decode_step_seconds")
+
+
+def test_budget_sums_to_the_step(scene: Scene) -> None:
+    close(scene, "sum without (part) (roofline_decode_budget_seconds)", "roofline_decode_step_seconds")
+
+
+def test_batches_and_tokens_agree(scene: Scene) -> None:
+    for batch, product in scene.batches("roofline_decode_tokens_per_second * roofline_decode_step_seconds").items():
+        assert product == pytest.approx(int(batch), rel=1e-3)
+
+
+def test_the_model_is_the_one_that_the_server_loaded(scene: Scene) -> None:
+    assert scene.prometheus.query("roofline_model_weight_bytes")[0][1] == 246587904
+    assert scene.prometheus.query("roofline_model_parameters")[0][1] == 268098176
+    ((labels, _),) = scene.prometheus.query("roofline_model_info")
+    assert labels["quantization"] == "Q4_K - Medium"
+    assert labels["bytes_source"] == "server"
+
+
+def test_host_and_server_series_are_there(scene: Scene) -> None:
+    for expression in (
+        'roofline_memory_bandwidth_bytes_per_second{kernel="read",threads="all"} > 1e9',
+        'roofline_memory_bandwidth_last_bytes_per_second{kernel="read",threads="all"}',
+        "roofline_memory_bandwidth_runs_total > 0",
+        "roofline_server_up == 1",
+        'roofline_server_state{state="ready"} == 1',
+        "roofline_server_slots == 4",
+        'roofline_decode_floor_ratio_threshold{batch="4"} == 0.99',
+        'roofline_decode_below_threshold_samples{batch="4"} > 0',
+        "roofline_probe_interval_seconds >= 2",
+        "roofline_exporter_build_info",
+        "roofline_collector_errors_total == 0",
+        "process_resident_memory_bytes",
+        "up == 1",
+    ):
+        wait_for(expression, 30, lambda e=expression: scene.prometheus.query(e))  # type: ignore[misc]
+    assert not scene.prometheus.query('roofline_decode_floor_ratio_threshold{batch="2"}')
+
+
+def test_promtool_finds_nothing_to_complain_about(scene: Scene, promtool: str) -> None:
+    text = scene.exporter.get("/metrics")
+    checked = subprocess.run((promtool, "check", "metrics"), input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_no_label_holds_an_address_or_a_path(scene: Scene) -> None:
+    for value in re.findall(r'="([^"]*)"', scene.exporter.get("/metrics")):
+        assert "/" not in value
+        assert "://" not in value
+
+
+def test_report_reads_the_running_exporter(scene: Scene) -> None:
+    command = (*COMMAND, "report", "--url", scene.exporter.url, "--format", "json")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1, "batch 4 is below its threshold of 0.99"
+    (server,) = json.loads(done.stdout)["servers"]
+    assert [b["batch"] for b in server["batches"]] == [1, 2, 4]
+    for batch in server["batches"]:
+        assert batch["decode_floor_ratio"] == pytest.approx(
+            batch["decode_step_bytes_per_second"]
+            / next(c for c in server["ceilings"] if c["reference"])["bytes_per_second"]
+        )
+
+
+def test_a_killed_server_is_down_within_30_seconds_and_recovers(real_model: Path, tmp_path: Path) -> None:
+    """At the default intervals, and without a restart of the exporter."""
+    port = free_port()
+    config = f"probe: {{batches: [1]}}\nservers: [{{name: demo, url: 'http://127.0.0.1:{port}'}}]"
+    with exporter(config, tmp_path) as running:
+
+        def up(value: int) -> bool:
+            return f'roofline_server_up{{server="demo"}} {value}.0' in running.get("/metrics")
+
+        wait_for("down at first", 5, lambda: up(0))
+        with llama(real_model, port) as server:
+            wait_for("up", 30, lambda: up(1))
+            server.send_signal(signal.SIGKILL)
+            server.wait(10)
+            wait_for("down", 30, lambda: up(0))
+        with llama(real_model, port):
+            wait_for("up again", 30, lambda: up(1))
+            wait_for(
+                "a sample",
+                120,
+                lambda: 'roofline_probe_success{batch="1",server="demo"} 1.0' in running.get("/metrics"),
+            )
+        status, seconds = running.end()
+        assert status == 0
+        assert seconds < 1

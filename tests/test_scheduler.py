@@ -1,0 +1,363 @@
+"""The measuring loop against a fake llama-server: cycles, skips, recovery, staleness, liveness."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from fake_llama import Behaviour, FakeLlama
+from fake_llama_answers import Model
+
+from exporter.config import ProbeSettings, ServerSettings, Settings
+from exporter.measure.bandwidth import BandwidthRun
+from exporter.measure.host import ContentionMeter
+from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.probe import DecodeProbe
+from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import HostInfo, Server, ServerState, view
+from exporter.service.scheduler import Scheduler
+from exporter.service.watch import Clocks, ServerWatch
+
+GB = 1e9
+
+
+@dataclass
+class ManualTime:
+    """A clock that moves when told, and sleep that moves it."""
+
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def unix(self) -> float:
+        return self.now + 1.7e9
+
+    async def sleep(self, seconds: float) -> None:
+        """Only the measuring loop, which naps, moves the clock; the health loop checks once."""
+        if seconds > 1:
+            await asyncio.Event().wait()
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(self.monotonic, self.unix)
+
+
+@dataclass
+class FakeMeter:
+    """Gives the run that it is told to give."""
+
+    time: ManualTime
+    read: float = 30 * GB
+    problem: Reason | None = None
+    runs: list[bool] = field(default_factory=list)
+    cancelled: bool = False
+    during: Callable[[], None] = lambda: None
+    fourteen: asyncio.Event = field(default_factory=asyncio.Event)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def measure(self, *, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
+        self.runs.append(full)
+        if len(self.runs) == 14:
+            self.loop.call_soon_threadsafe(self.fourteen.set)
+        self.during()
+        progress("read")
+        rates = {Kernel.READ: self.read, Kernel.TRIAD: 0.9 * self.read}
+        found = () if self.problem else tuple(self._bandwidth(k, r) for k, r in rates.items())
+        peak = ComputePeak("fp32", 300e9, 0.0, 2, "avx2", self.time.now) if full and found else None
+        rejected = {self.problem: 3} if self.problem else {}
+        return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, (0, 1), 1 << 20, cache_assumed=False)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def _bandwidth(self, kernel: Kernel, rate: float) -> Bandwidth:
+        return Bandwidth(
+            kernel=kernel,
+            threads=ThreadScope.ALL,
+            thread_count=2,
+            best_bytes_per_second=rate,
+            median_bytes_per_second=rate,
+            spread_ratio=0.0,
+            passes=5,
+            array_bytes=1 << 20,
+            store="nt",
+            isa="avx2",
+            pages="4KiB",
+            method="stream",
+            scope="exporter",
+            measured_at=self.time.now,
+        )
+
+
+@dataclass
+class Bench:
+    """A scheduler on a manual clock, with its fakes."""
+
+    time: ManualTime
+    meter: FakeMeter
+    fake: FakeLlama
+    scheduler: Scheduler
+    watch: ServerWatch
+
+    @property
+    def server(self) -> Server:
+        return self.watch.record
+
+    def state(self) -> str:
+        return self.watch.record.state.value
+
+
+@asynccontextmanager
+async def bench(
+    fake: FakeLlama, tmp_path: Path, *, server: dict[str, object] | None = None, probe: dict[str, object] | None = None
+) -> AsyncIterator[Bench]:
+    moment = ManualTime()
+    server_settings = ServerSettings.model_validate({"name": "local", "url": fake.url, **(server or {})})
+    settings = Settings(servers=(server_settings,), probe=ProbeSettings.model_validate(probe or {}))
+    meter = FakeMeter(moment)
+    made: list[ServerWatch] = []
+    async with open_session(fake.url, None) as session:
+        client = LlamaClient(session, fake.url, None)
+
+        def watches(roof: Callable[[RoofPolicy], Roof]) -> Sequence[ServerWatch]:
+            # Probes are timed by the real clock: the fake answers at once.
+            contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
+            maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
+            made.append(
+                ServerWatch(
+                    settings=server_settings,
+                    probing=settings.probe,
+                    duty_cycle=settings.probe.max_duty_cycle,
+                    probe=maker,
+                    roof=roof,
+                    clocks=moment.clocks,
+                )
+            )
+            return made
+
+        with ThreadPoolExecutor(1) as executor:
+            scheduler = Scheduler(
+                settings=settings,
+                watches=watches,
+                meter=meter,
+                executor=executor,
+                info=HostInfo("cpu", 2, None, None, "6", "x86_64"),
+                clocks=moment.clocks,
+                sleep=moment.sleep,
+            )
+            yield Bench(moment, meter, fake, scheduler, made[0])
+
+
+async def test_one_cycle_places_every_batch_under_the_roof(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.step_seconds = lambda b: 0.01 * (1 + b)
+    async with bench(fake_llama, tmp_path) as b:
+        seen = view(await b.scheduler.run_once(), b.time.now)
+        (server,) = seen.servers
+        assert set(server.points) == {1, 2, 4}
+        weights = server.server.model.weight_bytes if server.server.model else None
+        assert weights
+        for batch, point in server.points.items():
+            assert point.floor_ratio == pytest.approx(weights / (30 * GB) / (0.01 * (1 + batch)), rel=0.02)
+        assert server.server.succeeded == 3
+        assert server.server.probes == 3
+        assert b.meter.cancelled
+
+
+async def test_batches_above_the_slots_are_skipped_with_a_reason(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.n_slots = 2
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once()
+        assert b.server.counts == {Reason.TOO_FEW_SLOTS: 1}
+        assert b.server.batches[4].reason is Reason.TOO_FEW_SLOTS
+        assert b.server.batches[2].success is True
+        assert b.server.probes == 2
+
+
+async def test_a_server_that_is_down_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    fake = FakeLlama()
+    await fake.start()
+    await fake.stop()
+    async with bench(fake, tmp_path) as b:
+        seen = view(await b.scheduler.run_once(), b.time.now)
+        assert seen.in_force
+        assert b.server.state is ServerState.UNREACHABLE
+        assert b.server.counts == {Reason.UNREACHABLE: 1}
+        assert all(r.success is False for r in b.server.batches.values())
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "state", "reason"),
+    [
+        (Behaviour(loading=True), ServerState.LOADING, Reason.LOADING),
+        (Behaviour(api_key="secret"), ServerState.UNAUTHORIZED, Reason.UNAUTHORIZED),
+        (Behaviour(faults={"*": "html_ok"}), ServerState.UNSUPPORTED, Reason.NOT_LLAMA),
+    ],
+)
+async def test_each_state_has_its_counted_reason(
+    behaviour: Behaviour, state: ServerState, reason: Reason, tmp_path: Path
+) -> None:
+    async with FakeLlama(behaviour) as fake, bench(fake, tmp_path) as b:
+        await b.scheduler.run_once()
+        assert b.server.state is state
+        assert b.server.counts == {reason: 1}
+        assert fake.asked("/completion") == 0
+
+
+async def test_a_server_that_comes_back_is_probed_at_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.loading = True
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once()
+        assert b.watch.due > b.time.now
+        fake_llama.behaviour.loading = False
+        await b.watch.check()
+        assert b.server.state is ServerState.READY
+        assert b.watch.due <= b.time.now
+
+
+async def test_a_busy_server_is_left_alone_and_asked_again_soon(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """Nothing is generated, the skip is counted, and the time does not age the last sample."""
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once()
+        sent = fake_llama.asked("/completion")
+        fake_llama.behaviour.foreign = frozenset({"after"})
+        for _ in range(4):
+            b.time.now += 100
+            await b.watch.cycle()
+        assert fake_llama.asked("/completion") == sent
+        assert b.state() == "busy"
+        assert b.server.counts == {Reason.BUSY: 4}
+        assert b.server.busy_seconds == pytest.approx(300)
+        assert b.watch.due == pytest.approx(b.time.now + 15)
+        await b.watch.check()
+        assert b.state() == "busy", "health alone does not tell that users are gone"
+        fake_llama.behaviour.foreign = frozenset()
+        await b.watch.cycle()
+        assert b.state() == "ready"
+        assert b.server.busy_seconds == 0
+
+
+async def test_decode_values_expire_but_time_spent_on_users_does_not_count(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        snapshot = await b.scheduler.run_once()
+        interval = b.server.interval_seconds
+        assert view(snapshot, b.time.now + 3 * interval - 1).servers[0].points
+        assert not view(snapshot, b.time.now + 3 * interval + 1).servers[0].points
+        served = replace(snapshot.servers[0], busy_seconds=500.0)
+        snapshot = replace(snapshot, servers=(served,))
+        assert view(snapshot, b.time.now + 3 * interval + 499).servers[0].points
+        forever = replace(snapshot, servers=(replace(served, busy_seconds=1e9),))
+        assert not view(forever, b.time.now + 3 * interval + 3601).servers[0].points
+        assert view(forever, b.time.now + 3 * interval + 3601).servers[0].server.succeeded == 3
+
+
+async def test_a_server_that_is_checked_no_more_is_not_said_to_be_up(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """A dead loop must not freeze `server_up`."""
+    async with bench(fake_llama, tmp_path) as b:
+        snapshot = await b.scheduler.run_once()
+        assert view(snapshot, b.time.now + 59).servers[0].server.state.up
+        assert not view(snapshot, b.time.now + 61).servers[0].server.state.up
+
+
+async def test_the_duty_cycle_wins_over_the_interval(tmp_path: Path) -> None:
+    """A probe that takes long is followed by a pause that keeps the promised share."""
+    behaviour = Behaviour(real_time=True, step_seconds=lambda _: 0.002)
+    async with FakeLlama(behaviour) as fake:
+        settings = {"batches": [1], "interval": "1s", "health_interval": "1s", "max_duty_cycle": 0.02}
+        async with bench(fake, tmp_path, probe=settings) as b:
+            b.watch._clocks = Clocks(time.monotonic, time.time)
+            started = time.monotonic()
+            await b.watch.cycle()
+            spent = time.monotonic() - started
+            assert spent > 0.05
+            assert b.server.interval_seconds > 0.9 * spent / 0.02 * 0.5
+            assert b.watch.due - time.monotonic() > 1.0
+
+
+async def test_a_new_model_removes_the_old_samples(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once()
+        assert b.server.batches[1].sample
+        fake_llama.behaviour.model = Model(alias="other", size=123456789, n_params=1000)
+        await b.watch.check()
+        assert b.server.model
+        assert b.server.model.name == "other"
+        assert all(r.sample is None for r in b.server.batches.values())
+        assert b.watch.due <= b.time.now
+
+
+async def test_samples_below_the_threshold_are_counted_and_the_first_confirmed_soon(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    fake_llama.behaviour.step_seconds = lambda _: 0.001
+    async with bench(fake_llama, tmp_path, server={"floor_fraction": {1: 0.5}}) as b:
+        b.meter.read = 300 * GB
+        await b.scheduler.run_once()
+        assert b.server.batches[1].below_threshold_samples == 0
+        fake_llama.behaviour.step_seconds = lambda _: 1.0
+        for expected in (1, 2, 3):
+            await b.watch.cycle()
+            assert b.server.batches[1].below_threshold_samples == expected
+            pause = b.watch.due - b.time.now
+            assert (pause < b.server.interval_seconds) == (expected == 1)
+        assert b.server.batches[2].below_threshold_samples == 0
+        fake_llama.behaviour.step_seconds = lambda _: 0.001
+        await b.watch.cycle()
+        assert b.server.batches[1].below_threshold_samples == 0
+
+
+async def test_a_rejected_run_leaves_the_ceiling_in_force(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once(probe=False)
+        b.meter.problem = Reason.PREEMPTED
+        b.time.now += 300
+        snapshot = await b.scheduler.run_once(probe=False)
+        assert view(snapshot, b.time.now).in_force
+        assert snapshot.host.rejected_passes == {Reason.PREEMPTED: 3}
+        assert snapshot.host.problem is Reason.PREEMPTED
+        assert snapshot.host.runs == 2
+        assert snapshot.host.last_success_timestamp == pytest.approx(1.7e9 + 1000)
+
+
+async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """Full at the start and each hour, short in between; kernels and probes never at the same time."""
+    async with bench(fake_llama, tmp_path) as b:
+        probing_during_kernels: list[int] = []
+        b.meter.during = lambda: probing_during_kernels.append(fake_llama._open_completions)
+        task = asyncio.create_task(b.scheduler.run())
+        async with asyncio.timeout(20):
+            await b.meter.fourteen.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert b.meter.runs[0] is True
+        assert b.meter.runs[1:12] == [False] * 11
+        assert b.meter.runs[12] is True
+        assert set(probing_during_kernels) == {0}
+        assert b.server.succeeded >= 30
+        assert b.scheduler.snapshot.duty_cycle_ratio >= 0
+        assert b.meter.cancelled
+
+
+async def test_a_hung_loop_is_not_healthy(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        assert b.scheduler.healthy()
+        b.time.now += 3 * 15 + 1
+        assert not b.scheduler.healthy()
+
+
+async def test_kernels_wait_for_users_but_not_for_ever(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        await b.watch.check()
+        fake_llama.behaviour.foreign = frozenset({"before"})
+        assert not await b.scheduler._may_measure_bandwidth()
+        b.time.now += 301
+        assert await b.scheduler._may_measure_bandwidth()

@@ -1,0 +1,361 @@
+#define _GNU_SOURCE
+#include "membench.h"
+
+#include "kernels.h"
+#include "team.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum {
+    ARRAYS = 3,
+    HUGE_PAGE = 2 * 1024 * 1024,
+    SKEW = 1344,          /* bytes between the arrays' offsets: equal offsets would collide in caches and memory banks */
+    CHUNK_LINES = 1 << 14 /* 1 MiB of each array between two looks at the cancel flag */
+};
+
+static const double FACTOR = 3.0;
+static const double POISON = -1.0; /* no kernel produces it */
+static const uint64_t ODD = 0x9e3779b97f4a7c15U;
+
+struct membench {
+    double *array[ARRAYS];
+    void *map;
+    size_t map_bytes;
+    size_t elements;
+    int32_t *cpus; /* NULL: unpinned */
+    int32_t threads;
+    atomic_int busy; /* an int: riscv64 has no byte-sized exchange without libatomic */
+    atomic_int unpinned;
+};
+
+struct slice {
+    size_t first, last; /* elements, half open; `first` starts a 64 B line */
+};
+
+/* Contents of an array as a combination of the three input patterns: small integers, so every kernel's result is exact. */
+struct mix {
+    int32_t a, b, c, constant;
+};
+
+struct stream {
+    int to, x, y;
+    uint64_t bytes;     /* credited per element */
+    struct mix result;  /* in `to` after the kernel */
+};
+
+static const struct stream STREAMS[STREAM_KERNELS] = {
+    [MEMBENCH_COPY] = {.to = 2, .x = 0, .y = 0, .bytes = 16, .result = {.a = 1}},
+    [MEMBENCH_SCALE] = {.to = 1, .x = 2, .y = 2, .bytes = 16, .result = {.c = 3}},
+    [MEMBENCH_ADD] = {.to = 2, .x = 0, .y = 1, .bytes = 24, .result = {.a = 1, .b = 1}},
+    [MEMBENCH_TRIAD] = {.to = 0, .x = 1, .y = 2, .bytes = 24, .result = {.b = 1, .c = 3}},
+};
+static const struct mix INPUTS[ARRAYS] = {{.a = 1}, {.b = 1}, {.c = 1}};
+
+struct bandwidth_run {
+    const struct membench *b;
+    int kernel;
+    int store;
+    const struct kernels *kernels;
+    const int32_t *cancel;
+};
+
+static struct slice slice_of(const struct membench *b, int32_t thread)
+{
+    const size_t lines = (b->elements + LINE_DOUBLES - 1) / LINE_DOUBLES;
+    const size_t share = lines / (size_t)b->threads, extra = lines % (size_t)b->threads, t = (size_t)thread;
+    const size_t first = t * share + (t < extra ? t : extra);
+    const size_t last = (first + share + (t < extra ? 1 : 0)) * LINE_DOUBLES;
+    return (struct slice){.first = first * LINE_DOUBLES, .last = last < b->elements ? last : b->elements};
+}
+
+/* ---- contents ---- */
+
+static int32_t pattern(uint32_t i, uint32_t salt) { return (int32_t)((i + salt) * 2654435761U >> 12); } /* 0..2^20-1 */
+
+static double mixed(struct mix m, size_t i)
+{
+    const uint32_t n = (uint32_t)i;
+    return (double)(m.a * pattern(n, 1) + m.b * pattern(n, 0x5bd1e995U) + m.c * pattern(n, 0x2545f491U) + m.constant);
+}
+
+static void fill(double *array, struct mix m, size_t first, size_t last)
+{
+    for (size_t i = first; i < last; i++)
+        array[i] = mixed(m, i);
+}
+
+static bool holds(const double *array, struct mix m, size_t first, size_t last)
+{
+    int wrong = 0;
+    for (size_t i = first; i < last; i++)
+        wrong |= array[i] != mixed(m, i);
+    return wrong == 0;
+}
+
+/* For READ: word i of array j is ODD * (3i + j + 1), whose sum over any slice has a closed form. */
+static void fill_words(double *array, size_t j, size_t first, size_t last)
+{
+    for (size_t i = first; i < last; i++) {
+        const uint64_t word = ODD * (3 * i + j + 1);
+        memcpy(&array[i], &word, sizeof word);
+    }
+}
+
+static uint64_t words_sum(size_t first, size_t last)
+{
+    const uint64_t n = last - first, ends = first + last - 1;
+    const uint64_t indices = n % 2 == 0 ? n / 2 * ends : ends / 2 * n; /* sum of first..last-1; one factor is even */
+    return ODD * (9 * indices + 6 * n);
+}
+
+/* ---- one thread's work ---- */
+
+static struct mix contents(const struct bandwidth_run *run, int array, bool after)
+{
+    const struct stream *s = &STREAMS[run->kernel];
+    if (array != s->to)
+        return INPUTS[array];
+    return after ? s->result : (struct mix){.constant = (int32_t)POISON};
+}
+
+static size_t chunk_end(size_t at, size_t last)
+{
+    const size_t chunk = (size_t)CHUNK_LINES * LINE_DOUBLES;
+    return last - at > chunk ? at + chunk : last;
+}
+
+static int prepare(void *context, int32_t thread)
+{
+    const struct bandwidth_run *run = context;
+    const struct slice s = slice_of(run->b, thread);
+    for (int j = 0; j < ARRAYS; j++)
+        for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
+            if (team_cancelled(run->cancel))
+                return MEMBENCH_E_CANCELLED;
+            if (run->kernel == MEMBENCH_READ)
+                fill_words(run->b->array[j], (size_t)j, at, chunk_end(at, s.last));
+            else
+                fill(run->b->array[j], contents(run, j, false), at, chunk_end(at, s.last));
+        }
+    return MEMBENCH_OK;
+}
+
+static int check(void *context, int32_t thread)
+{
+    const struct bandwidth_run *run = context;
+    const struct slice s = slice_of(run->b, thread);
+    for (int j = 0; run->kernel != MEMBENCH_READ && j < ARRAYS; j++)
+        for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
+            if (team_cancelled(run->cancel))
+                return MEMBENCH_E_CANCELLED;
+            if (!holds(run->b->array[j], contents(run, j, true), at, chunk_end(at, s.last)))
+                return MEMBENCH_E_INVALID;
+        }
+    return MEMBENCH_OK;
+}
+
+static int read_pass(const struct bandwidth_run *run, struct slice s)
+{
+    double *const *array = run->b->array;
+    const size_t whole = s.last - s.last % LINE_DOUBLES - (size_t)MEMBENCH_TEST_FAULT * LINE_DOUBLES;
+    uint64_t sum = 0;
+    for (size_t at = s.first; at < whole; at = chunk_end(at, whole)) {
+        if (team_cancelled(run->cancel))
+            return MEMBENCH_E_CANCELLED;
+        sum += run->kernels->read(array[0] + at, array[1] + at, array[2] + at, (chunk_end(at, whole) - at) / LINE_DOUBLES);
+    }
+    for (size_t i = s.last - s.last % LINE_DOUBLES; i < s.last; i++)
+        for (int j = 0; j < ARRAYS; j++) {
+            uint64_t word;
+            memcpy(&word, &array[j][i], sizeof word);
+            sum += word;
+        }
+    return sum == words_sum(s.first, s.last) ? MEMBENCH_OK : MEMBENCH_E_INVALID;
+}
+
+static void stream_tail(int kernel, double *to, const double *x, const double *y, size_t first, size_t last)
+{
+    for (size_t i = first; i < last; i++)
+        to[i] = kernel == MEMBENCH_COPY    ? x[i]
+                : kernel == MEMBENCH_SCALE ? FACTOR * x[i]
+                : kernel == MEMBENCH_ADD   ? x[i] + y[i]
+                                           : x[i] + FACTOR * y[i];
+}
+
+static int stream_pass(const struct bandwidth_run *run, struct slice s)
+{
+    const struct stream *stream = &STREAMS[run->kernel];
+    stream_fn *kernel = run->kernels->stream[run->kernel][run->store];
+    double *to = run->b->array[stream->to];
+    const double *x = run->b->array[stream->x], *y = run->b->array[stream->y];
+    const size_t whole = s.last - s.last % LINE_DOUBLES - (size_t)MEMBENCH_TEST_FAULT * LINE_DOUBLES;
+    for (size_t at = s.first; at < whole; at = chunk_end(at, whole)) {
+        if (team_cancelled(run->cancel))
+            return MEMBENCH_E_CANCELLED;
+        kernel(to + at, x + at, y + at, FACTOR, (chunk_end(at, whole) - at) / LINE_DOUBLES);
+    }
+    stream_tail(run->kernel, to, x, y, s.last - s.last % LINE_DOUBLES, s.last);
+    if (run->store == MEMBENCH_STORE_NT)
+        kernels_store_fence();
+    return MEMBENCH_OK;
+}
+
+static int pass(void *context, int32_t thread)
+{
+    const struct bandwidth_run *run = context;
+    const struct slice s = slice_of(run->b, thread);
+    return run->kernel == MEMBENCH_READ ? read_pass(run, s) : stream_pass(run, s);
+}
+
+/* ---- the bandwidth interface ---- */
+
+static int map_arrays(struct membench *b)
+{
+    const size_t bytes = b->elements * sizeof(double) + ARRAYS * SKEW;
+    const size_t stride = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    b->map_bytes = ARRAYS * stride + HUGE_PAGE;
+    b->map = mmap(NULL, b->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->map == MAP_FAILED)
+        return MEMBENCH_E_MAP;
+    char *base = (char *)(((uintptr_t)b->map + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    madvise(base, ARRAYS * stride, MADV_HUGEPAGE); /* advice: small pages work too, and the caller reads /proc to tell */
+    for (size_t j = 0; j < ARRAYS; j++)
+        b->array[j] = (double *)(void *)(base + j * stride + j * SKEW);
+    return MEMBENCH_OK;
+}
+
+int membench_open(membench **out, size_t elements, const int32_t *cpus, int32_t threads)
+{
+    if (out == NULL)
+        return MEMBENCH_E_ARG;
+    *out = NULL;
+    if (!team_possible(cpus, threads) || elements > (PTRDIFF_MAX / ARRAYS - 2 * HUGE_PAGE) / sizeof(double) ||
+        (elements + LINE_DOUBLES - 1) / LINE_DOUBLES < (size_t)threads)
+        return MEMBENCH_E_ARG;
+    struct membench *b = calloc(1, sizeof *b);
+    if (b == NULL)
+        return MEMBENCH_E_MAP;
+    b->elements = elements;
+    b->threads = threads;
+    b->map = MAP_FAILED;
+    int error = MEMBENCH_OK;
+    if (cpus != NULL) {
+        b->cpus = calloc((size_t)threads, sizeof *cpus);
+        if (b->cpus != NULL)
+            memcpy(b->cpus, cpus, (size_t)threads * sizeof *cpus);
+        else
+            error = MEMBENCH_E_MAP;
+    }
+    if (error == MEMBENCH_OK)
+        error = map_arrays(b);
+    if (error != MEMBENCH_OK) {
+        membench_close(b);
+        return error;
+    }
+    *out = b;
+    return MEMBENCH_OK;
+}
+
+void membench_close(membench *b)
+{
+    if (b == NULL)
+        return;
+    if (b->map != MAP_FAILED)
+        munmap(b->map, b->map_bytes);
+    free(b->cpus);
+    free(b);
+}
+
+int membench_run(membench *b, int kernel, int isa, int store, int32_t max_passes, double rest_seconds, double budget_seconds,
+                 int32_t *cancel, membench_pass *passes, int32_t *completed)
+{
+    if (completed == NULL)
+        return MEMBENCH_E_ARG;
+    *completed = 0;
+    if (b == NULL || passes == NULL || kernel < MEMBENCH_COPY || kernel > MEMBENCH_READ || isa < MEMBENCH_ISA_SCALAR ||
+        isa > MEMBENCH_ISA_NEON || store < MEMBENCH_STORE_PLAIN || store > MEMBENCH_STORE_NT || max_passes < 1 ||
+        !(rest_seconds >= 0.0 && rest_seconds <= 3600.0) || !(budget_seconds >= 0.0))
+        return MEMBENCH_E_ARG;
+    const struct kernels *kernels = kernels_for(isa);
+    if (kernels == NULL || (kernel != MEMBENCH_READ && kernels->stream[kernel][store] == NULL))
+        return MEMBENCH_E_UNSUPPORTED;
+    if (atomic_exchange(&b->busy, 1))
+        return MEMBENCH_E_BUSY;
+    struct bandwidth_run run = {.b = b, .kernel = kernel, .store = store, .kernels = kernels, .cancel = cancel};
+    const struct team_work work = {.context = &run, .prepare = prepare, .pass = pass, .check = check};
+    const struct team_plan plan = {.cpus = b->cpus,
+                                   .threads = b->threads,
+                                   .max_passes = max_passes,
+                                   .rest_seconds = rest_seconds,
+                                   .budget_seconds = budget_seconds,
+                                   .cancel = cancel};
+    int32_t unpinned = 0;
+    const int error = team_run(&plan, &work, passes, completed, &unpinned);
+    atomic_store(&b->unpinned, unpinned);
+    atomic_store(&b->busy, 0);
+    return error;
+}
+
+int membench_unpinned(const membench *b) { return b == NULL ? 0 : atomic_load(&b->unpinned); }
+
+uint64_t membench_pass_bytes(const membench *b, int kernel)
+{
+    if (b == NULL || kernel < MEMBENCH_COPY || kernel > MEMBENCH_READ)
+        return 0;
+    uint64_t elements = 0;
+    for (int32_t t = 0; t < b->threads; t++) {
+        const struct slice s = slice_of(b, t);
+        elements += s.last - s.first;
+    }
+    return elements * (kernel == MEMBENCH_READ ? ARRAYS * sizeof(double) : STREAMS[kernel].bytes);
+}
+
+void membench_cancel(int32_t *flag)
+{
+    if (flag != NULL)
+        __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
+}
+
+/* ---- names ---- */
+
+int membench_isa_supported(int isa) { return kernels_for(isa) != NULL; }
+
+int membench_isa_best(void)
+{
+    static const int preferred[] = {MEMBENCH_ISA_AVX512, MEMBENCH_ISA_AVX2, MEMBENCH_ISA_SSE2, MEMBENCH_ISA_NEON};
+    for (size_t i = 0; i < sizeof preferred / sizeof preferred[0]; i++)
+        if (membench_isa_supported(preferred[i]))
+            return preferred[i];
+    return MEMBENCH_ISA_SCALAR;
+}
+
+const char *membench_isa_name(int isa)
+{
+    switch (isa) {
+    case MEMBENCH_ISA_SCALAR: return "scalar";
+    case MEMBENCH_ISA_SSE2: return "sse2";
+    case MEMBENCH_ISA_AVX2: return "avx2";
+    case MEMBENCH_ISA_AVX512: return "avx512";
+    case MEMBENCH_ISA_NEON: return "neon";
+    default: return "unknown";
+    }
+}
+
+const char *membench_strerror(int error)
+{
+    switch (error) {
+    case MEMBENCH_OK: return "success";
+    case MEMBENCH_E_ARG: return "an argument is out of range";
+    case MEMBENCH_E_MAP: return "the memory could not be mapped";
+    case MEMBENCH_E_THREAD: return "a thread could not be created";
+    case MEMBENCH_E_UNSUPPORTED: return "instruction set or kind of store not supported here";
+    case MEMBENCH_E_CANCELLED: return "cancelled";
+    case MEMBENCH_E_INVALID: return "a result or checksum is wrong";
+    case MEMBENCH_E_BUSY: return "the handle is in a run";
+    default: return "unknown error";
+    }
+}

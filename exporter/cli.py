@@ -39,8 +39,7 @@ format_option = click.option(
     "--log.level",
     "log_level",
     type=click.Choice(("debug", "info", "warning", "error")),
-    default="info",
-    show_default=True,
+    help="[default: info; the demo shows only warnings]",
 )
 @click.option("--log.format", "log_format", type=click.Choice(("console", "json")), help="[default: by terminal]")
 @click.version_option(package_name="roofline-exporter", prog_name="roofline-exporter")
@@ -49,7 +48,7 @@ def main(
     context: click.Context,
     config_file: Path | None,
     addresses: tuple[str, ...],
-    log_level: str,
+    log_level: str | None,
     log_format: Literal["console", "json"] | None,
 ) -> None:
     """How fast llama.cpp decode could go on this machine, how fast it does go, and where the rest of the time is.
@@ -59,7 +58,8 @@ def main(
     from exporter.service.logs import configure_logs  # noqa: PLC0415 - commands import what they need: start-up time
 
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
-    configure_logs(log_level, log_format)
+    quiet = "warning" if context.invoked_subcommand == "demo" else "info"
+    configure_logs(log_level or quiet, log_format)
     if context.invoked_subcommand is None:
         context.invoke(serve)
 

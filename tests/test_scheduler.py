@@ -347,6 +347,23 @@ async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_ll
         assert b.meter.cancelled
 
 
+async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """30 s, 60 s, 120 s and so on up to the interval; a success goes back to it."""
+    async with bench(fake_llama, tmp_path) as b:
+        b.meter.problem = Reason.PREEMPTED
+        pauses = []
+        for _ in range(6):
+            await b.scheduler.run_once(probe=False)
+            pauses.append(b.scheduler._bandwidth_due - b.time.now)
+        assert pauses == [30, 60, 120, 240, 300, 300]
+        assert b.meter.runs == [True] * 6, "the full run is still owed"
+        b.meter.problem = None
+        await b.scheduler.run_once(probe=False)
+        assert b.scheduler._bandwidth_due - b.time.now == 300
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs[-1] is False
+
+
 async def test_a_hung_loop_is_not_healthy(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         assert b.scheduler.healthy()

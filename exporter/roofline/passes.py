@@ -29,8 +29,8 @@ SWITCHED_CPU_RATIO_LIMIT: Final = 0.97
 """The same, when the kernel also counted an involuntary switch."""
 IMBALANCE_LIMIT: Final = 1.15
 """Longest / shortest thread time in a pass: beyond it, one thread was disturbed or its CPU is slower."""
-SPREAD_LIMIT: Final = 0.15
-"""(median - best) / best of the clean passes: beyond it, something else was using the memory."""
+SPREAD_LIMIT: Final = 0.1
+"""(median - best) / best of the clean passes: beyond it, something else was using the memory. Undisturbed: under 0.05."""
 PLATEAU_TOLERANCE: Final = 1.05
 """Reading an array that is smaller may be at most this much faster, or a cache took part."""
 

@@ -39,7 +39,7 @@ async def run_demo(addresses: Sequence[tuple[str, int]], model: Path | None) -> 
     Raises:
         DemoError: llama.cpp or the model is not installed, damaged, or does not start.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         if model is None:
             console.print("checking the demo's model ...")
@@ -53,7 +53,7 @@ async def run_demo(addresses: Sequence[tuple[str, int]], model: Path | None) -> 
             await serve(
                 settings,
                 addresses,
-                progress=lambda step: console.print(f"  measuring {step}", highlight=False),
+                progress=lambda step: console.print(f"  measuring {step}"),
                 beside=partial(_tell, console),
             )
         finally:
@@ -66,7 +66,7 @@ async def run_demo(addresses: Sequence[tuple[str, int]], model: Path | None) -> 
 async def _tell(console: Console, scheduler: Scheduler, urls: Sequence[str]) -> None:
     """Prints where to look and, after the first cycle, the study table."""
     for url in urls:
-        console.print(f"exporter: {url}/   metrics: {url}/metrics", highlight=False)
+        console.print(f"exporter: {url}/   metrics: {url}/metrics")
     await scheduler.first_cycle_done.wait()
     Console().print(report_renderable(view(scheduler.snapshot, CLOCKS.monotonic())))
     console.print("It goes on measuring; Ctrl-C ends both.")

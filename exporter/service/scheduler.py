@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 FULL_RUN_SECONDS: Final = 3600.0
 """Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
+RETRY_SECONDS: Final = 30.0
 HEALTHY_INTERVALS: Final = 3
 _TICK: Final = 0.5
 _BANDWIDTH_SECONDS: Final = 60.0
@@ -81,6 +82,7 @@ class Scheduler:
         self._watches = tuple(watches(lambda policy: host_roof(self._host, policy, clocks.monotonic())))
         self._started = clocks.unix()
         self._bandwidth_due = self._full_due = clocks.monotonic()
+        self._failed_runs = 0
         self._probing: deque[tuple[float, float]] = deque()
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
         self.first_cycle_done = asyncio.Event()
@@ -145,9 +147,7 @@ class Scheduler:
 
         self._expect_tick(_BANDWIDTH_SECONDS)
         run = await loop.run_in_executor(self._executor, partial(self._meter.measure, full=full, progress=tell))
-        self._bandwidth_due = started + self._settings.bandwidth.interval
-        if full and run.problem is None:
-            self._full_due = started + FULL_RUN_SECONDS
+        self._plan_bandwidth(started, full=full, failed=run.problem is not None)
         self._host = _with_run(self._host, run, self._clocks)
         self.snapshot = self._freeze()
         log.info(
@@ -161,6 +161,15 @@ class Scheduler:
                 for b in run.measurements
             },
         )
+
+    def _plan_bandwidth(self, started: float, *, full: bool, failed: bool) -> None:
+        """After a run without a ceiling the next comes sooner, each time after twice the pause."""
+        interval = self._settings.bandwidth.interval
+        self._failed_runs = self._failed_runs + 1 if failed else 0
+        pause = min(interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if failed else interval
+        self._bandwidth_due = started + pause
+        if full and not failed:
+            self._full_due = started + FULL_RUN_SECONDS
 
     async def _cycle(self, watch: ServerWatch) -> None:
         started = self._clocks.monotonic()

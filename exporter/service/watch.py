@@ -93,6 +93,7 @@ class ServerWatch:
         self._take_answer(answer)
         if isinstance(answer, Reason):
             self._count(answer, {b: self._without_sample(r, answer) for b, r in self.record.batches.items()})
+            self._log.warning("no answer to probe", reason=answer.value)
             self.due = self._clocks.monotonic() + self._probing.interval
             return
         spent, confirm = 0.0, False

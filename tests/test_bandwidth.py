@@ -1,0 +1,487 @@
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from trees import Machine
+
+from exporter.measure.bandwidth import BandwidthMeter, BandwidthRun
+from exporter.measure.membench import Bench, KernelRun, Membench
+from exporter.roofline.ceiling import Bandwidth, Kernel, ThreadScope
+from exporter.roofline.passes import Pass, Store
+from exporter.roofline.reason import Reason
+
+MIB, GIB = 1 << 20, 1 << 30
+PROC, SYS = Path("/proc"), Path("/sys")
+
+Spoil = Callable[["Call", Pass], Pass]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of the fake: what was asked, and the how manyth run of it this is."""
+
+    cpus: tuple[int, ...]
+    kernel: Kernel
+    store: Store
+    array_bytes: int
+    repeat: int
+
+
+@dataclass
+class FakeEngine:
+    """A machine whose memory gives each CPU 10 GB/s, saturates at 30, and has a cache of three times that rate."""
+
+    cache_bytes: int = 32 * MIB
+    plain_share: float = 0.75
+    spoil: Spoil = lambda _, timed: timed
+    fail: Callable[[Call], Reason | None] = lambda _: None
+    refuse: Callable[[tuple[int, ...], int], Reason | None] = lambda _cpus, _size: None
+    on_run: Callable[["FakeEngine"], None] = lambda _: None
+    touch: Callable[[int], None] = lambda _: None
+    isa: str = "fake"
+    calls: list[Call] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+    most_mapped: int = 0
+    stopped: bool = False
+
+    def open(self, cpus: Sequence[int], array_bytes: int) -> Bench | Reason:
+        reason = self.refuse(tuple(cpus), array_bytes)
+        if reason is not None:
+            return reason
+        self.opened += 1
+        self.most_mapped = max(self.most_mapped, 3 * array_bytes * (self.opened - self.closed))
+        return FakeBench(self, tuple(cpus), array_bytes)
+
+    def fma(self, cpus: Sequence[int], *, passes: int, pass_seconds: float) -> KernelRun:
+        timed = Pass(pass_seconds, 1.0, 1.0, 0, 0)
+        return KernelRun((timed,) * passes, len(cpus) * 2e9)
+
+    def cancel(self) -> None:
+        self.stopped = True
+
+    def resume(self) -> None:
+        self.stopped = False
+
+    def cancelled(self) -> bool:
+        return self.stopped
+
+
+@dataclass
+class FakeBench:
+    engine: FakeEngine
+    cpus: tuple[int, ...]
+    array_bytes: int
+    unpinned: int = 0
+
+    def run(
+        self, kernel: Kernel, store: Store, *, passes: int, rest_seconds: float, budget_seconds: float
+    ) -> KernelRun:
+        assert rest_seconds > 0
+        assert budget_seconds > 0
+        engine = self.engine
+        same = Call(self.cpus, kernel, store, self.array_bytes, 0)
+        call = replace(same, repeat=sum(replace(c, repeat=0) == same for c in engine.calls))
+        engine.calls.append(call)
+        engine.on_run(engine)
+        if engine.stopped:
+            return KernelRun(error=Reason.CANCELLED)
+        reason = engine.fail(call)
+        if reason is not None:
+            return KernelRun(error=reason)
+        engine.touch(3 * self.array_bytes)
+        rate = min(10e9 * len(self.cpus), 30e9)
+        if 3 * self.array_bytes <= engine.cache_bytes:
+            rate *= 3
+        if kernel is not Kernel.READ and store is Store.PLAIN:
+            rate *= engine.plain_share
+        amount = 3 * self.array_bytes
+        warm_up = Pass(2 * amount / rate, 0.5, 3.0, 7, 9)
+        timed = [engine.spoil(call, Pass(amount / rate, 1.0, 1.0, 0, 0)) for _ in range(passes - 1)]
+        return KernelRun((warm_up, *timed), amount)
+
+    def close(self) -> None:
+        self.engine.closed += 1
+        self.engine.touch(0)
+
+
+def meter(
+    machine: Machine, engine: FakeEngine, *, cpus: int = 2, max_memory: int = GIB, threads: int | None = None
+) -> BandwidthMeter:
+    return BandwidthMeter(
+        max_memory=max_memory,
+        threads=threads,
+        proc=machine.proc,
+        sys=machine.sys,
+        clock=lambda: 7.0,
+        engine=engine,
+        cpus=lambda: tuple(range(cpus)),
+    )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path).memory().cache("0-7", 3, "32M")
+
+
+def by(run: BandwidthRun, kernel: Kernel, scope: ThreadScope) -> Bandwidth:
+    return next(b for b in run.measurements if (b.kernel, b.threads) == (kernel, scope))
+
+
+class TestFullRun:
+    def test_every_kernel_and_scope_and_the_compute_peak(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        said: list[str] = []
+        run = meter(machine, engine).measure(full=True, progress=said.append)
+        assert Counter((b.kernel, b.threads) for b in run.measurements) == Counter(
+            (k, s) for k in Kernel for s in ThreadScope
+        )
+        assert by(run, Kernel.READ, ThreadScope.ALL).best_bytes_per_second == pytest.approx(20e9)
+        assert by(run, Kernel.READ, ThreadScope.SINGLE).best_bytes_per_second == pytest.approx(10e9)
+        assert by(run, Kernel.READ, ThreadScope.ALL).thread_count == 2
+        assert run.compute
+        assert run.compute.flops_per_second == pytest.approx(2 * 2e9 / 0.02)
+        assert run.problem is None
+        assert run.rejected == {}
+        assert not run.cache_assumed
+        assert said[0] == "array size"
+        assert said[-1] == "compute peak"
+        assert "triad, 1 thread" in said
+        assert engine.opened == engine.closed
+
+    def test_arrays_are_four_times_the_cache(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine()).measure(full=True)
+        assert run.array_bytes == 128 * MIB
+        assert {b.array_bytes for b in run.measurements} == {128 * MIB}
+
+    def test_never_more_than_the_budget_is_mapped(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        meter(machine, engine, max_memory=500 * MIB).measure(full=True)
+        assert engine.most_mapped <= 500 * MIB
+
+    def test_the_faster_store_is_published(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine(plain_share=0.7)).measure(full=True)
+        assert by(run, Kernel.TRIAD, ThreadScope.ALL).store == "nt"
+        assert by(run, Kernel.READ, ThreadScope.ALL).store == "plain"
+        run = meter(machine, FakeEngine(plain_share=1.2)).measure(full=True)
+        assert by(run, Kernel.TRIAD, ThreadScope.ALL).store == "plain"
+
+    @pytest.mark.parametrize(("plain_share", "tries"), [(0.7, 1), (0.95, 4)])
+    def test_a_decisive_store_is_not_questioned_by_every_kernel(
+        self, machine: Machine, plain_share: float, tries: int
+    ) -> None:
+        engine = FakeEngine(plain_share=plain_share)
+        run = meter(machine, engine, cpus=1).measure(full=True)
+        plain = [c for c in engine.calls if c.store is Store.PLAIN and c.kernel is not Kernel.READ]
+        assert len(plain) == tries
+        assert len(run.measurements) == 10
+
+    def test_without_nt_stores_plain_ones_are_measured(self, machine: Machine) -> None:
+        engine = FakeEngine(fail=lambda call: Reason.UNSUPPORTED if call.store is Store.NT else None)
+        run = meter(machine, engine).measure(full=True)
+        assert {b.store for b in run.measurements} == {"plain"}
+        assert len(run.measurements) == 10
+        assert run.rejected == {}
+
+    def test_all_is_the_best_of_the_swept_counts(self, machine: Machine) -> None:
+        def slow_when_crowded(call: Call, timed: Pass) -> Pass:
+            return replace(timed, seconds=timed.seconds * (2 if len(call.cpus) == 8 else 1))
+
+        run = meter(machine, FakeEngine(spoil=slow_when_crowded), cpus=8).measure(full=True)
+        assert by(run, Kernel.READ, ThreadScope.ALL).thread_count == 4
+        assert by(run, Kernel.READ, ThreadScope.ALL).best_bytes_per_second == pytest.approx(30e9)
+
+    def test_a_single_thread_may_beat_all_others_and_is_tracked_then(self, machine: Machine) -> None:
+        def slow_when_crowded(call: Call, timed: Pass) -> Pass:
+            return replace(timed, seconds=timed.seconds * len(call.cpus) ** 2)
+
+        subject = meter(machine, FakeEngine(spoil=slow_when_crowded), cpus=8)
+        assert by(subject.measure(full=True), Kernel.READ, ThreadScope.ALL).thread_count == 1
+        assert by(subject.measure(full=False), Kernel.READ, ThreadScope.ALL).thread_count == 1
+
+    def test_one_cpu_has_both_scopes(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine(), cpus=1).measure(full=True)
+        assert len(run.measurements) == 10
+        assert {b.thread_count for b in run.measurements} == {1}
+
+    def test_the_thread_limit_holds(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        meter(machine, engine, cpus=8, threads=3).measure(full=True)
+        assert max(len(call.cpus) for call in engine.calls) == 3
+
+    def test_pages_are_told_from_the_growth_of_huge_pages(self, machine: Machine) -> None:
+        def rollup(mapped: int) -> None:
+            machine.write("proc/self/smaps_rollup", f"AnonHugePages: {(4 * MIB + mapped) >> 10} kB\n")
+
+        rollup(0)
+        run = meter(machine, FakeEngine(touch=rollup)).measure(full=True)
+        assert {b.pages for b in run.measurements} == {"2MiB"}
+        run = meter(machine, FakeEngine(touch=lambda n: rollup(n // 2))).measure(full=True)
+        assert {b.pages for b in run.measurements} == {"4KiB"}
+
+    def test_pages_unknown(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine()).measure(full=True)
+        assert {b.pages for b in run.measurements} == {"unknown"}
+
+
+class TestRejection:
+    @pytest.mark.parametrize(
+        ("flaw", "reason"),
+        [
+            (Pass(1.0, 0.8, 1.0, 0, 0), Reason.PREEMPTED),
+            (Pass(1.0, 1.0, 1.0, 0, 3), Reason.PAGE_FAULTS),
+            (Pass(1.0, 1.0, 1.5, 0, 0), Reason.IMBALANCED),
+        ],
+    )
+    def test_a_kernel_that_is_always_disturbed_has_no_number_and_the_others_have(
+        self, machine: Machine, flaw: Pass, reason: Reason
+    ) -> None:
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(flaw, seconds=timed.seconds) if call.kernel is Kernel.COPY else timed
+
+        run = meter(machine, FakeEngine(spoil=spoil)).measure(full=True)
+        assert {b.kernel for b in run.measurements} == set(Kernel) - {Kernel.COPY}
+        assert run.problem is None
+        assert set(run.rejected) == {reason}
+
+    def test_a_disturbed_run_is_made_once_more(self, machine: Machine) -> None:
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(timed, cpu_ratio=0.6 if call.repeat == 0 else 1.0)
+
+        run = meter(machine, FakeEngine(spoil=spoil)).measure(full=True)
+        assert len(run.measurements) == 10
+        assert run.rejected[Reason.PREEMPTED] > 10
+
+    def test_the_widest_set_disturbed_means_no_ceiling_for_all(self, machine: Machine) -> None:
+        def spoil(call: Call, timed: Pass) -> Pass:
+            first = call.array_bytes == 128 * MIB and call.kernel is Kernel.READ and call.repeat > 0
+            return replace(timed, cpu_ratio=0.6 if first and len(call.cpus) == 2 else 1.0)
+
+        run = meter(machine, FakeEngine(spoil=spoil)).measure(full=True)
+        assert run.problem is Reason.PREEMPTED
+        assert (Kernel.READ, ThreadScope.ALL) not in {(b.kernel, b.threads) for b in run.measurements}
+        assert by(run, Kernel.READ, ThreadScope.SINGLE).thread_count == 1
+
+    def test_an_uneven_widest_set_leaves_the_next_one(self, machine: Machine) -> None:
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(timed, imbalance=1.6 if len(call.cpus) == 8 else 1.0)
+
+        engine = FakeEngine(spoil=spoil)
+        subject = meter(machine, engine, cpus=8)
+        run = subject.measure(full=True)
+        assert run.problem is None
+        assert by(run, Kernel.READ, ThreadScope.ALL).thread_count == 4
+        assert by(subject.measure(full=False), Kernel.READ, ThreadScope.ALL).thread_count == 4
+
+    def test_scattered_passes_are_unstable(self, machine: Machine) -> None:
+        times = iter([1.0, 1.4, 1.5, 1.6] * 1000)
+
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(timed, seconds=timed.seconds * next(times)) if call.kernel is Kernel.ADD else timed
+
+        run = meter(machine, FakeEngine(spoil=spoil)).measure(full=True)
+        assert Kernel.ADD not in {b.kernel for b in run.measurements}
+        assert run.rejected[Reason.UNSTABLE] >= 1
+
+    def test_an_invalid_result_is_never_published(self, machine: Machine) -> None:
+        engine = FakeEngine(fail=lambda call: Reason.INVALID_RESULT if call.kernel is Kernel.SCALE else None)
+        run = meter(machine, engine).measure(full=True)
+        assert Kernel.SCALE not in {b.kernel for b in run.measurements}
+        assert run.rejected == {Reason.INVALID_RESULT: 2}
+
+    @pytest.mark.parametrize("reason", [Reason.NO_MEMORY, Reason.NO_THREADS])
+    def test_arrays_that_cannot_be_had(self, machine: Machine, reason: Reason) -> None:
+        run = meter(machine, FakeEngine(refuse=lambda _cpus, _size: reason)).measure(full=True)
+        assert run.problem is reason
+        assert run.measurements == ()
+        assert run.compute, "registers need no memory"
+
+
+class TestSize:
+    def test_a_cache_larger_than_told_is_found_and_outgrown(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine(cache_bytes=400 * MIB)).measure(full=True)
+        assert run.problem is None
+        assert run.array_bytes == GIB // 3
+        assert by(run, Kernel.READ, ThreadScope.ALL).best_bytes_per_second == pytest.approx(20e9)
+
+    def test_a_cache_that_the_budget_cannot_outgrow_is_suspect(self, machine: Machine) -> None:
+        engine = FakeEngine(cache_bytes=700 * MIB)
+        run = meter(machine, engine).measure(full=True)
+        assert run.problem is Reason.CACHE_SUSPECT
+        assert run.measurements == ()
+        assert run.rejected == {Reason.CACHE_SUSPECT: 1}
+        assert engine.opened == engine.closed
+
+    def test_arrays_smaller_than_the_told_cache_are_not_even_tried(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        run = meter(machine, engine, max_memory=31 * MIB).measure(full=True)
+        assert run.problem is Reason.CACHE_SUSPECT
+        assert not engine.calls
+
+    def test_no_memory(self, machine: Machine) -> None:
+        machine.memory(free=8 * MIB)
+        run = meter(machine, FakeEngine()).measure(full=True)
+        assert run.problem is Reason.NO_MEMORY
+        assert run.rejected == {Reason.NO_MEMORY: 1}
+        assert run.array_bytes is None
+
+    def test_an_untold_cache_is_assumed_and_said_so(self, tmp_path: Path) -> None:
+        run = meter(Machine(tmp_path).memory(), FakeEngine()).measure(full=True)
+        assert run.cache_assumed
+        assert run.cache_bytes == 32 * MIB
+        assert run.problem is None
+
+
+class TestShortRun:
+    def test_read_and_triad_as_they_were_fastest(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        subject = meter(machine, engine)
+        subject.measure(full=True)
+        engine.calls.clear()
+        run = subject.measure(full=False)
+        assert [(c.kernel, c.store, len(c.cpus)) for c in engine.calls] == [
+            (Kernel.READ, Store.PLAIN, 2),
+            (Kernel.TRIAD, Store.NT, 2),
+        ]
+        assert {(b.kernel, b.threads) for b in run.measurements} == {
+            (Kernel.READ, ThreadScope.ALL),
+            (Kernel.TRIAD, ThreadScope.ALL),
+        }
+        assert run.compute is None
+
+    def test_without_a_full_run_the_first_is_full(self, machine: Machine) -> None:
+        assert len(meter(machine, FakeEngine()).measure(full=False).measurements) == 10
+
+    def test_other_cpus_need_a_full_run(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        cpus: list[tuple[int, ...]] = [(0, 1)]
+        subject = BandwidthMeter(
+            max_memory=GIB,
+            threads=None,
+            proc=machine.proc,
+            sys=machine.sys,
+            clock=lambda: 7.0,
+            engine=engine,
+            cpus=lambda: cpus[-1],
+        )
+        subject.measure(full=True)
+        cpus.append((4, 5, 6))
+        run = subject.measure(full=False)
+        assert len(run.measurements) == 10
+        assert run.cpus == (4, 5, 6)
+
+    def test_less_memory_than_before_needs_a_new_proof_only(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        subject = meter(machine, engine)
+        subject.measure(full=True)
+        machine.memory(free=800 * MIB)
+        run = subject.measure(full=False)
+        assert run.array_bytes == 200 * MIB // 3
+        assert len(run.measurements) == 2
+        machine.memory(free=100 * MIB)
+        assert subject.measure(full=False).problem is Reason.CACHE_SUSPECT
+
+    def test_a_kernel_that_failed_in_the_full_run_is_tried_again(self, machine: Machine) -> None:
+        engine = FakeEngine(fail=lambda call: Reason.NO_THREADS if call.kernel is Kernel.TRIAD else None)
+        subject = meter(machine, engine)
+        subject.measure(full=True)
+        engine.fail = lambda _: None
+        assert {b.kernel for b in subject.measure(full=False).measurements} == {Kernel.READ, Kernel.TRIAD}
+
+
+class TestCancel:
+    def test_what_was_measured_stands_and_the_next_run_is_free(self, machine: Machine) -> None:
+        def stop(engine: FakeEngine) -> None:
+            if len(engine.calls) == 6:
+                engine.cancel()
+
+        engine = FakeEngine(on_run=stop)
+        subject = meter(machine, engine)
+        run = subject.measure(full=True)
+        assert len(engine.calls) == 6
+        assert run.rejected == {Reason.CANCELLED: 1}
+        assert run.measurements
+        assert engine.opened == engine.closed
+        engine.on_run = lambda _: None
+        assert len(subject.measure(full=True).measurements) == 10
+
+    def test_a_cancel_before_the_run_ends_it_at_once(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        subject = meter(machine, engine)
+        subject.cancel()
+        run = subject.measure(full=True)
+        assert run.problem is Reason.CANCELLED
+        assert len(engine.calls) <= 1
+
+
+class TestRealLibrary:
+    """The compiled kernels; the machine may be busy, so that a reason is as good as a number."""
+
+    def real(self, max_memory: int) -> BandwidthMeter:
+        return BandwidthMeter(max_memory=max_memory, threads=None, proc=PROC, sys=SYS, clock=time.monotonic)
+
+    def test_small_memory(self) -> None:
+        run = self.real(64 * MIB).measure(full=True)
+        if run.problem is None:
+            read = by(run, Kernel.READ, ThreadScope.ALL)
+            assert 1e8 < read.best_bytes_per_second < 1e13
+            assert read.best_bytes_per_second >= read.median_bytes_per_second
+        else:
+            assert run.problem in {Reason.CACHE_SUSPECT, Reason.PREEMPTED, Reason.IMBALANCED, Reason.UNSTABLE}
+        assert run.array_bytes is None or 3 * run.array_bytes <= 64 * MIB
+
+    def test_one_kernel_on_one_cpu(self) -> None:
+        engine = Membench()
+        bench = engine.open((0,), 8 * MIB + 1000)
+        assert not isinstance(bench, Reason)
+        run = bench.run(Kernel.TRIAD, Store.PLAIN, passes=4, rest_seconds=0.001, budget_seconds=1.0)
+        bench.close()
+        assert run.error is None
+        assert len(run.passes) == 4
+        assert run.amount == (8 * MIB + 1000) // 8 * 24
+        assert engine.isa in {"scalar", "sse2", "avx2", "avx512", "neon"}
+
+    def test_compute_peak(self) -> None:
+        run = Membench().fma((0,), passes=3, pass_seconds=0.01)
+        assert run.error is None
+        assert run.amount / min(p.seconds for p in run.passes) > 1e8
+
+    def test_memory_that_cannot_be_had_is_a_reason(self) -> None:
+        assert Membench().open((0,), 1 << 52) is Reason.NO_MEMORY
+
+    def test_a_wrong_argument_is_a_bug(self) -> None:
+        with pytest.raises(ValueError, match="membench"):
+            Membench().open((), MIB)
+
+    def test_cancel_from_another_thread(self) -> None:
+        subject = self.real(GIB)
+        started = threading.Event()
+        runs: list[BandwidthRun] = []
+        worker = threading.Thread(
+            target=lambda: runs.append(subject.measure(full=True, progress=lambda _: started.set()))
+        )
+        worker.start()
+        assert started.wait(10)
+        time.sleep(0.2)
+        asked = time.monotonic()
+        subject.cancel()
+        worker.join(10)
+        assert time.monotonic() - asked < 0.5
+        assert runs[0].problem in {Reason.CANCELLED, Reason.NO_MEMORY, Reason.CACHE_SUSPECT}
+
+    def test_memory_is_given_back(self) -> None:
+        def resident() -> int:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+        engine = Membench()
+        before = resident()
+        for _ in range(3):
+            bench = engine.open((0,), 64 * MIB)
+            assert not isinstance(bench, Reason)
+            bench.run(Kernel.READ, Store.PLAIN, passes=1, rest_seconds=0.0, budget_seconds=1.0)
+            bench.close()
+        assert resident() - before < 16 * MIB

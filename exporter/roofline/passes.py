@@ -30,7 +30,7 @@ SWITCHED_CPU_RATIO_LIMIT: Final = 0.97
 IMBALANCE_LIMIT: Final = 1.15
 """Longest / shortest thread time in a pass: beyond it, one thread was disturbed or its CPU is slower."""
 SPREAD_LIMIT: Final = 0.1
-"""(median - best) / best of the clean passes: beyond it, something else was using the memory. Undisturbed: under 0.05."""
+"""(median - best) / best of the clean passes: beyond it, something else used the memory. Undisturbed: below 0.05."""
 PLATEAU_TOLERANCE: Final = 1.05
 """Reading an array that is smaller may be at most this much faster, or a cache took part."""
 

@@ -1,0 +1,160 @@
+"""This machine as far as the exporter's own process may use it: its CPUs, its memory, and who else is using them.
+
+Everything is read again at each call, because a cpuset or a limit can change under a running process, and every file
+may be missing. The roots of procfs and sysfs are passed in.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.measure.cgroup import memory_left_bytes, memory_limit_bytes, read_int, read_text, throttled_seconds
+from exporter.measure.topology import last_level_cache_bytes
+from exporter.roofline.snapshot import HostInfo
+
+BUDGET_SHARE: Final = 4
+"""The kernels' arrays take at most one part in this many of what is left of any memory."""
+STEAL_LIMIT: Final = 0.05
+"""Share of the CPUs' time that the hypervisor may give to others; a busy cloud machine loses up to 3 % all the time."""
+STALL_LIMIT: Final = 0.2
+"""Share of the time in which some task may wait for a CPU. Measured on two CPUs: 0.05 for two busy threads and a light
+client, 0.5 with one more busy thread."""
+
+_STEAL_FIELD: Final = 8
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs that this process may run on, in order. Not `range(n)`: a cpuset has gaps."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def cpu_model(proc: Path, sys: Path) -> str:
+    """The processor's name as the kernel tells it, or `unknown`."""
+    for name in ("model name", "Model", "Hardware", "cpu model"):
+        match = re.search(rf"^{name}\s*:\s*(\S.*)$", read_text(proc / "cpuinfo") or "", re.MULTILINE)
+        if match:
+            return " ".join(match[1].split())
+    board = (read_text(sys / "firmware/devicetree/base/model") or "").strip("\0 \n")
+    return board or "unknown"
+
+
+def meminfo_bytes(proc: Path, name: str) -> int | None:
+    """One line of `/proc/meminfo`, such as `MemFree`, in bytes."""
+    match = re.search(rf"^{name}:\s*(\d+) kB$", read_text(proc / "meminfo") or "", re.MULTILINE)
+    return int(match[1]) << 10 if match else None
+
+
+def memory_budget_bytes(proc: Path, sys: Path, max_memory: int) -> int:
+    """What the kernels' arrays may take together, bytes; at least 0.
+
+    The least of `max_memory`, a quarter of what each visible control group leaves, and a quarter of the memory that
+    is free now. Free, not available: a mapped model is "available" page cache, and evicting it would slow the server
+    down.
+    """
+    left = (memory_left_bytes(proc, sys), meminfo_bytes(proc, "MemFree"))
+    return max(0, min([max_memory, *(value // BUDGET_SHARE for value in left if value is not None)]))
+
+
+def anonymous_huge_bytes(proc: Path) -> int | None:
+    """This process's anonymous memory that lies on huge pages, bytes; None when the kernel does not tell."""
+    match = re.search(r"^AnonHugePages:\s*(\d+) kB$", read_text(proc / "self/smaps_rollup") or "", re.MULTILINE)
+    return int(match[1]) << 10 if match else None
+
+
+def huge_page_bytes(sys: Path) -> int:
+    """The size of a transparent huge page: 2 MiB unless the kernel tells another."""
+    return read_int(sys / "kernel/mm/transparent_hugepage/hpage_pmd_size") or 2 << 20
+
+
+def host_info(proc: Path, sys: Path) -> HostInfo:
+    """The machine as published; `memory_bytes` is the physical memory or a control group's lower limit."""
+    cpus = allowed_cpus()
+    memory = (meminfo_bytes(proc, "MemTotal"), memory_limit_bytes(proc, sys))
+    uname = os.uname()
+    return HostInfo(
+        cpu_model=cpu_model(proc, sys),
+        cpus=len(cpus),
+        last_level_cache_bytes=last_level_cache_bytes(sys, cpus),
+        memory_bytes=min((m for m in memory if m is not None), default=None),
+        kernel=uname.release,
+        machine=uname.machine,
+    )
+
+
+def pressure_seconds(proc: Path) -> float | None:
+    """Seconds in which at least one runnable task waited for a CPU (PSI, `some`); None without pressure information."""
+    match = re.search(r"^some .*\btotal=(\d+)$", read_text(proc / "pressure/cpu") or "", re.MULTILINE)
+    return int(match[1]) / 1e6 if match else None
+
+
+def steal_seconds(proc: Path, cpus: Collection[int]) -> float | None:
+    """CPU seconds of these CPUs that the hypervisor gave to others, in clock ticks of 10 ms; None when not told."""
+    lines = [line.split() for line in (read_text(proc / "stat") or "").splitlines()]
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    ticks = [int(f[_STEAL_FIELD]) for f in lines if len(f) > _STEAL_FIELD and f[0] in wanted]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+@dataclass(frozen=True, slots=True)
+class ContentionReading:
+    """Counters at one moment, in seconds; None where the kernel does not tell. Only differences mean something."""
+
+    taken_at: float
+    stalled_seconds: float | None
+    stolen_seconds: float | None
+    throttled_seconds: float | None
+
+
+class ContentionMeter:
+    """Tells whether somebody else took CPU time while a decode was timed. Such a decode is slow but true.
+
+    A server with a thread on each CPU, and its client, make some pressure themselves; STALL_LIMIT lies above that.
+
+    Args:
+        proc: The root of procfs.
+        sys: The root of sysfs.
+        clock: Monotonic seconds.
+        cpus: Tells the CPUs that this process may use.
+    """
+
+    def __init__(
+        self,
+        proc: Path,
+        sys: Path,
+        clock: Callable[[], float],
+        cpus: Callable[[], Collection[int]] = allowed_cpus,
+    ) -> None:
+        self._proc = proc
+        self._sys = sys
+        self._clock = clock
+        self._cpus = cpus
+
+    def read(self) -> ContentionReading:
+        """The counters now."""
+        return ContentionReading(
+            self._clock(),
+            pressure_seconds(self._proc),
+            steal_seconds(self._proc, self._cpus()),
+            throttled_seconds(self._proc, self._sys),
+        )
+
+    def contended_since(self, before: ContentionReading) -> bool:
+        """Whether somebody else took CPU time since that reading; what the kernel does not tell is taken for no."""
+        return contended(before, self.read(), cpus=len(self._cpus()))
+
+
+def contended(before: ContentionReading, after: ContentionReading, *, cpus: int) -> bool:
+    """Whether somebody else took time of that many CPUs between two readings."""
+    wall = after.taken_at - before.taken_at
+    return (
+        _grown(before.throttled_seconds, after.throttled_seconds) > 0
+        or _grown(before.stolen_seconds, after.stolen_seconds) > STEAL_LIMIT * cpus * wall
+        or _grown(before.stalled_seconds, after.stalled_seconds) > STALL_LIMIT * wall
+    )
+
+
+def _grown(before: float | None, after: float | None) -> float:
+    return 0.0 if before is None or after is None else after - before

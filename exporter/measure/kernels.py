@@ -1,0 +1,238 @@
+"""Runs kernels until enough of their passes are clean, and counts by reason what was rejected on the way."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.measure.host import anonymous_huge_bytes, huge_page_bytes
+from exporter.measure.membench import Bench, Engine, KernelRun
+from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, PassSummary, ThreadScope
+from exporter.roofline.passes import (
+    ARRAYS,
+    LEAST_CLEAN_PASSES,
+    WARM_UP_PASSES,
+    SizePlan,
+    Store,
+    is_plateau,
+    judge,
+    sift,
+)
+from exporter.roofline.reason import Reason
+
+FULL_PASSES: Final = WARM_UP_PASSES + 4
+LEAST_PASSES: Final = WARM_UP_PASSES + LEAST_CLEAN_PASSES
+PASS_BUDGET_SECONDS: Final = 0.6
+"""Timed work of one call; on a slow machine fewer passes are made rather than longer calls."""
+PATIENT_BUDGET_SECONDS: Final = 5.0
+"""The same for a second attempt, so that a very slow machine gets its passes too."""
+PATIENCE_SECONDS: Final = 15.0
+"""After this much of a measurement, a run whose passes were disturbed is not made once more."""
+COMPUTE_PASS_SECONDS: Final = 0.02
+PLATEAU_ATTEMPTS: Final = 2
+DECISIVE_RATIO: Final = 1.15
+"""One way of writing that beats the other by this much on a kernel is taken for the other kernels on the same CPUs."""
+HUGE_SHARE: Final = 0.9
+"""The share of the arrays that must lie on huge pages to say so."""
+
+_WHOLE_RUN: Final = frozenset(set(Reason) - {Reason.PREEMPTED, Reason.PAGE_FAULTS, Reason.IMBALANCED})
+"""Reasons that refuse a run as a whole; the others have been counted with each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Mapped arrays, the CPUs whose threads walk them, and this process's huge pages before they were touched."""
+
+    bench: Bench
+    cpus: tuple[int, ...]
+    huge_before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The clean passes of a kernel, and the bytes or FLOP of each."""
+
+    summary: PassSummary
+    passes: int
+    amount: float
+
+
+class KernelRunner:
+    """Runs kernels for one measurement.
+
+    Args:
+        engine: The compiled kernels.
+        proc: The root of procfs.
+        sys: The root of sysfs.
+        clock: Monotonic seconds.
+        rest_seconds: Sleep between two passes, so that others' work interleaves.
+    """
+
+    def __init__(self, engine: Engine, proc: Path, sys: Path, clock: Callable[[], float], rest_seconds: float) -> None:
+        self._engine = engine
+        self._proc = proc
+        self._sys = sys
+        self._clock = clock
+        self._rest = rest_seconds
+        self._patient_until = clock() + PATIENCE_SECONDS
+        self._decided: dict[tuple[int, ...], Store] = {}
+        self.rejected: Counter[Reason] = Counter()
+        self.unpinned = 0
+
+    def cancelled(self) -> bool:
+        """Whether the measurement is to end."""
+        return self._engine.cancelled()
+
+    def refuse(self, reason: Reason) -> Reason:
+        """Counts a refusal."""
+        self.rejected[reason] += 1
+        return reason
+
+    def open(self, cpus: tuple[int, ...], array_bytes: int) -> Arrays | Reason:
+        """Maps the arrays; the caller closes the bench."""
+        huge = anonymous_huge_bytes(self._proc)
+        bench = self._engine.open(cpus, array_bytes)
+        return self.refuse(bench) if isinstance(bench, Reason) else Arrays(bench, cpus, huge)
+
+    def proven_bytes(self, plan: SizePlan, sets: Sequence[tuple[int, ...]]) -> int | Reason:
+        """The array size to measure with, proven to lie in memory: another size reads no faster (the plateau)."""
+        for cpus in sets:
+            for _ in range(PLATEAU_ATTEMPTS):
+                proven = self._plateau_bytes(plan, cpus)
+                if proven is not None:
+                    break
+            # Unevenly fast CPUs cannot tell; a set of equals can.
+            if proven is not Reason.IMBALANCED:
+                break
+        return self.refuse(Reason.CACHE_SUSPECT) if proven is None else proven
+
+    def bandwidth(
+        self, arrays: Arrays, kernel: Kernel, stores: Sequence[Store], passes: int = FULL_PASSES
+    ) -> Bandwidth | Reason:
+        """One kernel's measurement, or why there is none; the scope is `single` for one thread, else `all`.
+
+        Args:
+            arrays: Where to run.
+            kernel: What to run.
+            stores: The ways of writing to try; the faster one counts.
+            passes: Passes of a run, the warm-up included.
+        """
+        measured: dict[Store, _Sample] = {}
+        decided = self._decided.get(arrays.cpus)
+        if decided is not None and decided in stores:
+            stores = (decided,)
+        for store in stores:
+            sample = self._sample(arrays, kernel, store, passes)
+            if isinstance(sample, _Sample):
+                measured[store] = sample
+            elif sample is not Reason.UNSUPPORTED or not measured:
+                return self.refuse(sample) if sample in _WHOLE_RUN else sample
+        store = min(measured, key=lambda s: measured[s].summary.best_seconds)
+        best = measured[store]
+        if max(s.summary.best_seconds for s in measured.values()) > DECISIVE_RATIO * best.summary.best_seconds:
+            self._decided[arrays.cpus] = store
+        return Bandwidth(
+            kernel=kernel,
+            threads=ThreadScope.SINGLE if len(arrays.cpus) == 1 else ThreadScope.ALL,
+            thread_count=len(arrays.cpus),
+            best_bytes_per_second=best.amount / best.summary.best_seconds,
+            median_bytes_per_second=best.amount / best.summary.median_seconds,
+            spread_ratio=best.summary.spread_ratio,
+            passes=best.passes,
+            array_bytes=arrays.bench.array_bytes,
+            store=store.value,
+            isa=self._engine.isa,
+            pages=self._pages(arrays),
+            method="stream",
+            scope="exporter",
+            measured_at=self._clock(),
+        )
+
+    def compute_peak(self, cpus: tuple[int, ...]) -> ComputePeak | Reason:
+        """The fp32 multiply-add peak of these CPUs, or why it is not known."""
+        sample = self._settle(lambda _: self._engine.fma(cpus, passes=FULL_PASSES, pass_seconds=COMPUTE_PASS_SECONDS))
+        if isinstance(sample, Reason):
+            return self.refuse(sample) if sample in _WHOLE_RUN else sample
+        return ComputePeak(
+            precision="fp32",
+            flops_per_second=sample.amount / sample.summary.best_seconds,
+            spread_ratio=sample.summary.spread_ratio,
+            thread_count=len(cpus),
+            isa=self._engine.isa,
+            measured_at=self._clock(),
+        )
+
+    def _plateau_bytes(self, plan: SizePlan, cpus: tuple[int, ...]) -> int | Reason | None:
+        """The first size of the plan that passes, None when none does, or why it could not be tried."""
+        largest = self._read_rate(cpus, plan.largest)
+        if isinstance(largest, Reason):
+            return largest
+        for smaller_bytes, size in plan.comparisons:
+            smaller = self._read_rate(cpus, smaller_bytes)
+            if isinstance(smaller, Reason):
+                return smaller
+            if is_plateau(smaller, largest):
+                return size
+        return None
+
+    def _read_rate(self, cpus: tuple[int, ...], array_bytes: int) -> float | Reason:
+        """How fast arrays of this size are read, bytes/s: the best of a few clean passes."""
+        arrays = self.open(cpus, array_bytes)
+        if isinstance(arrays, Reason):
+            return arrays
+        try:
+            measured = self.bandwidth(arrays, Kernel.READ, (Store.PLAIN,), LEAST_PASSES)
+        finally:
+            arrays.bench.close()
+        return measured if isinstance(measured, Reason) else measured.best_bytes_per_second
+
+    def _sample(self, arrays: Arrays, kernel: Kernel, store: Store, passes: int) -> "_Sample | Reason":
+        def call(budget_seconds: float) -> KernelRun:
+            run = arrays.bench.run(kernel, store, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
+            self.unpinned = max(self.unpinned, arrays.bench.unpinned)
+            return run
+
+        return self._settle(call)
+
+    def _settle(self, call: Callable[[float], KernelRun]) -> "_Sample | Reason":
+        """Calls the library once, or twice where the passes of the first call do not suffice.
+
+        Args:
+            call: Runs a kernel for at most that many seconds of timed work.
+        """
+        seen = Counter(self.rejected)
+        clean: tuple[float, ...] = ()
+        unstable = False
+        for budget in (PASS_BUDGET_SECONDS, PATIENT_BUDGET_SECONDS):
+            run = call(budget)
+            if run.error is not None:
+                return run.error
+            sifted = sift(run.passes)
+            self.rejected.update(sifted.rejected)
+            clean = (*clean, *sifted.seconds)
+            verdict = judge(clean)
+            if isinstance(verdict, PassSummary):
+                return _Sample(verdict, len(clean), run.amount)
+            unstable = verdict is Reason.UNSTABLE
+            if unstable:
+                # Too few clean passes may be completed; unstable ones may not be diluted.
+                clean = ()
+            if self._clock() >= self._patient_until:
+                break
+        return Reason.UNSTABLE if unstable else _commonest(self.rejected - seen)
+
+    def _pages(self, arrays: Arrays) -> str:
+        """The kind of page that the arrays lie on, now that they have been touched."""
+        huge = anonymous_huge_bytes(self._proc)
+        if huge is None or arrays.huge_before is None:
+            return "unknown"
+        if huge - arrays.huge_before >= HUGE_SHARE * ARRAYS * arrays.bench.array_bytes:
+            return f"{huge_page_bytes(self._sys) >> 20}MiB"
+        return f"{os.sysconf('SC_PAGE_SIZE') >> 10}KiB"
+
+
+def _commonest(rejected: Counter[Reason]) -> Reason:
+    """What stood most in the way; too few passes without any rejected one are unstable timing."""
+    return max(rejected, key=lambda reason: rejected[reason], default=Reason.UNSTABLE)

@@ -50,4 +50,7 @@ ffibuilder = builder("")
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(builder(f"{ROOT}/").compile(tmpdir=scratch))
-        shutil.copy(built, ROOT / "exporter" / "measure" / built.name)
+        target = ROOT / "exporter" / "measure" / built.name
+        # A process that has the old file mapped keeps it: renamed over, never written over.
+        shutil.copy(built, target.with_suffix(".new"))
+        target.with_suffix(".new").replace(target)

@@ -300,6 +300,19 @@ static void test_cancel(void)
     membench_close(b);
 }
 
+/* The least of several counts: the kernel lists a joined thread for a moment longer. */
+static int settled_tasks(void)
+{
+    int least = count_entries("/proc/self/task");
+    for (int i = 0; i < 20; i++) {
+        const struct timespec moment = {0, 5000000};
+        nanosleep(&moment, NULL);
+        const int now = count_entries("/proc/self/task");
+        least = now < least ? now : least;
+    }
+    return least;
+}
+
 static void test_no_threads(void)
 {
     struct rlimit before;
@@ -312,7 +325,7 @@ static void test_no_threads(void)
     if (statm != NULL)
         fclose(statm);
     const struct rlimit tight = {.rlim_cur = pages * (unsigned long)sysconf(_SC_PAGESIZE) + 8UL * MIB, .rlim_max = before.rlim_max};
-    const int threads = count_entries("/proc/self/task");
+    const int threads = settled_tasks();
     CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
     const int error = quick(b, MEMBENCH_COPY, MEMBENCH_ISA_SCALAR, 0, 1);
     setrlimit(RLIMIT_AS, &before);
@@ -366,19 +379,6 @@ static long map_count(void)
     if (maps != NULL)
         fclose(maps);
     return lines;
-}
-
-/* The least of several counts: the kernel lists a joined thread for a moment longer. */
-static int settled_tasks(void)
-{
-    int least = count_entries("/proc/self/task");
-    for (int i = 0; i < 20; i++) {
-        const struct timespec moment = {0, 5000000};
-        nanosleep(&moment, NULL);
-        const int now = count_entries("/proc/self/task");
-        least = now < least ? now : least;
-    }
-    return least;
 }
 
 static void test_no_leak(void)

@@ -12,7 +12,7 @@ from exporter.roofline.ceiling import (
     ThreadScope,
 )
 from exporter.roofline.decode import DecodeSample
-from exporter.roofline.footprint import BytesSource, Footprint
+from exporter.roofline.footprint import Attention, BytesSource, Footprint
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Host, HostInfo, Model, Server, ServerState, Snapshot, View, view
 
@@ -86,7 +86,11 @@ MODEL: Final = Model(
     parameters=1_100_000_000,
     weight_bytes=700_000_000,
     footprint=Footprint(
-        parameters=1.0e9, weight_bytes=600e6, source=BytesSource.FILE, head_bytes=100e6, kv_bytes_per_token=20_000
+        parameters=1.0e9,
+        weight_bytes=600e6,
+        source=BytesSource.FILE,
+        head_bytes=100e6,
+        attention=(Attention(20_000, 0.0),),
     ),
 )
 """A step at batch B and depth 100 reads 600 MB + B x 2 MB and computes B x 2 GFLOP."""

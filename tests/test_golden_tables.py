@@ -4,7 +4,7 @@ import pytest
 
 from exporter.roofline.ceiling import CeilingSource, Device, Kernel, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
-from exporter.roofline.footprint import BytesSource, Footprint, Part
+from exporter.roofline.footprint import Attention, BytesSource, Footprint, Part
 
 # Table A prints neither parameters nor bytes: they are inferred from its intensity and GB/s columns.
 A1 = Footprint(1.5437e9, 0.9895e9, BytesSource.CONFIGURED)
@@ -65,7 +65,8 @@ TABLE_B_ROOF = RoofPolicy(device=Device.GPU, peak_bytes_per_second=640e9, sustai
 
 
 def table_b(kv_bytes_per_token: float | None = None, depth: float = 0.0, roof: Roof = TABLE_B_ROOF) -> DecodePoint:
-    model = Footprint(8e9, 5.5e9, BytesSource.CONFIGURED, kv_bytes_per_token=kv_bytes_per_token)
+    attention = None if kv_bytes_per_token is None else (Attention(kv_bytes_per_token, 0.0),)
+    model = Footprint(8e9, 5.5e9, BytesSource.CONFIGURED, attention=attention)
     return place(sample(1, 39.6, depth), model, roof)
 
 

@@ -10,6 +10,7 @@ from fake_llama import Behaviour, FakeLlama, Fault
 
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.model import ModelHints, describe
 from exporter.measure.probe import (
     ASK_TIMEOUT,
     COMMON_TOKENS,
@@ -270,7 +271,7 @@ async def test_a_label_never_carries_a_path(alias: str, label: str) -> None:
     async with FakeLlama(behaviour) as fake, client_of(fake) as client:
         identity = await identify(client)
         assert isinstance(identity, Identity)
-        assert identity.model.name == label
+        assert identity.props.model == label
 
 
 @pytest.mark.parametrize("meta", ["null", "missing"])
@@ -280,7 +281,7 @@ async def test_a_server_that_does_not_tell_its_size_has_no_footprint(meta: str, 
     async with FakeLlama(behaviour) as fake, client_of(fake) as client:
         identity = await identify(client)
         assert isinstance(identity, Identity)
-        assert identity.model.footprint is None
+        assert describe(identity.props, identity.size, None, ModelHints()).footprint is None
         assert isinstance(await probe_of(client, tmp_path).measure(identity, 2), DecodeSample)
 
 

@@ -291,6 +291,7 @@ def test_the_snapshot_has_the_promised_shape() -> None:
         "bytes_source": "file",
         "parameters": 1_100_000_000,
         "weight_bytes": 700_000_000,
+        "file_mismatch": 0,
         "kv_bytes_per_token": 20_000,
     }
     assert local["ceilings"] == [

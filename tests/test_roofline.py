@@ -19,7 +19,7 @@ from exporter.roofline.ceiling import (
     summarize_passes,
 )
 from exporter.roofline.decode import IMPLAUSIBLE_RATIO, DecodeSample, marginal_stream_seconds, place
-from exporter.roofline.footprint import BytesSource, Footprint, Part
+from exporter.roofline.footprint import Attention, BytesSource, Experts, Footprint, Part
 from exporter.roofline.reason import Outcome, Reason
 
 positive = st.floats(1e-3, 1e15)
@@ -50,7 +50,7 @@ def bandwidth(rate: float, at: float) -> Bandwidth:
 
 
 models = st.builds(
-    lambda p, w, head, kv: Footprint(p, w, BytesSource.FILE, head_bytes=w * head, kv_bytes_per_token=kv),
+    lambda p, w, head, kv: Footprint(p, w, BytesSource.FILE, head_bytes=w * head, attention=(Attention(kv, 4 * kv),)),
     positive,
     st.floats(1e3, 1e12),
     st.floats(0, 1),
@@ -196,9 +196,31 @@ def test_ceilings_expire_after_a_day() -> None:
 
 
 def test_step_work_by_part() -> None:
-    work = Footprint(10, 100, BytesSource.FILE, head_bytes=30, kv_bytes_per_token=2).step(4, depth=5)
+    work = Footprint(10, 100, BytesSource.FILE, head_bytes=30, attention=(Attention(2, 8),)).step(4, depth=5)
     assert dict(work.bytes_by_part) == {Part.WEIGHTS: 70, Part.OUTPUT_HEAD: 30, Part.KV_CACHE: 40}
-    assert (work.bytes, work.flops) == (140, 80)
+    assert (work.bytes, work.flops) == (140, 4 * (2 * 10 + 8 * 5))
+
+
+def test_a_window_bounds_what_a_layer_reads() -> None:
+    model = Footprint(1, 1, BytesSource.FILE, attention=(Attention(10, 40), Attention(10, 40, window=100)))
+    assert model.step(2, depth=50).bytes_by_part[Part.KV_CACHE] == 2 * (500 + 500)
+    assert model.step(2, depth=1000).bytes_by_part[Part.KV_CACHE] == 2 * (10_000 + 1000)
+    assert model.kv_bytes_per_token == 20
+
+
+def test_recurrent_state_counts_with_the_cache_and_not_with_depth() -> None:
+    model = Footprint(1, 1, BytesSource.FILE, attention=(), state_bytes=64)
+    assert model.step(3, depth=1000).bytes_by_part[Part.KV_CACHE] == 192
+
+
+def test_experts_are_read_as_far_as_tokens_touch_them() -> None:
+    """One token reads the used share; many tokens read all; FLOPs follow the used share only."""
+    model = Footprint(100, 200, BytesSource.FILE, experts=(Experts(bytes=800, parameters=1600, count=8, used=2),))
+    assert model.step(1).bytes == pytest.approx(200 + 200)
+    assert model.step(2).bytes == pytest.approx(200 + 800 * (1 - 0.75**2))
+    assert model.step(64).bytes == pytest.approx(1000, rel=1e-6)
+    assert model.step(1).flops == pytest.approx(2 * (100 + 400))
+    assert model.step(4).flops == pytest.approx(8 * (100 + 400))
 
 
 @pytest.mark.parametrize(("batch", "depth"), [(0, 0), (1, -1)])

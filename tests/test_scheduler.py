@@ -16,6 +16,7 @@ from exporter.config import ProbeSettings, ServerSettings, Settings
 from exporter.measure.bandwidth import BandwidthRun
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
 from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
 from exporter.roofline.reason import Reason
@@ -137,6 +138,7 @@ async def bench(
                     probing=settings.probe,
                     duty_cycle=settings.probe.max_duty_cycle,
                     probe=maker,
+                    models=ModelReader(ModelHints()),
                     roof=roof,
                     clocks=moment.clocks,
                 )

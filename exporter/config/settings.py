@@ -125,10 +125,6 @@ class ProbeSettings(Section):
 # What the file format has but this version cannot do yet: the values it accepts, and what is missing.
 _NOT_YET: Mapping[str, tuple[tuple[str | None, ...], str]] = {
     "model": ((None,), "choosing a model of a router"),
-    "gguf": ((None,), "reading the model file"),
-    "active_weight_bytes": ((None,), "taking the active weight from here"),
-    "cache_type_k": (("f16",), "a cache type other than f16"),
-    "cache_type_v": (("f16",), "a cache type other than f16"),
     "live": (("slots", "off"), "reading the server's own counters"),
     "sleep_idle": ((None,), "sparing a server that sleeps"),
 }

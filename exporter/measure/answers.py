@@ -18,11 +18,17 @@ Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | 
 
 @dataclass(frozen=True, slots=True)
 class Props:
-    """What GET /props says: the slots, each slot's context (tokens), and which model this is (a base name)."""
+    """What GET /props says: the slots, each slot's context (tokens), and which model this is.
+
+    Attributes:
+        model: A base name, fit for a label.
+        path: Where the server found the model; never shown.
+    """
 
     slots: int
     context: int | None
     model: str
+    path: str
     quantization: str
     build: str
     sleeping: bool
@@ -67,6 +73,7 @@ def parse_props(body: Json) -> Props | Reason:
         context=_positive(_mapping(props.get("default_generation_settings")).get("n_ctx")),
         # An alias may itself be a path; a label carries the base name only.
         model=PurePath(_text(props.get("model_alias")) or _text(props.get("model_path"))).name or "unknown",
+        path=_text(props.get("model_path")),
         quantization=_text(props.get("model_ftype")),
         build=_text(props.get("build_info")),
         sleeping=props.get("is_sleeping") is True,

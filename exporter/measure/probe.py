@@ -12,10 +12,9 @@ from exporter.measure.answers import ModelSize, Props
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient
 from exporter.roofline.decode import DecodeSample
-from exporter.roofline.footprint import BytesSource, Footprint
 from exporter.roofline.proof import MIN_STEPS, StepTiming, prove, steps_to_probe
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import Model, ServerState
+from exporter.roofline.snapshot import ServerState
 
 PROMPT_TOKENS: Final = 16
 COMMON_TOKENS: Final = 9
@@ -29,25 +28,10 @@ ASK_TIMEOUT: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A server that answered: what it says of itself, and the model that follows from it."""
+    """A server that answered: what it says of itself and of its model."""
 
     props: Props
     size: ModelSize
-
-    @property
-    def model(self) -> Model:
-        """The model; its footprint is an upper bound, from the sums over all tensors that the server tells."""
-        footprint = None
-        if self.size.parameters is not None and self.size.weight_bytes is not None:
-            footprint = Footprint(self.size.parameters, self.size.weight_bytes, BytesSource.SERVER)
-        return Model(
-            name=self.props.model,
-            quantization=self.props.quantization or self.size.quantization,
-            build=self.props.build,
-            parameters=self.size.parameters,
-            weight_bytes=self.size.weight_bytes,
-            footprint=footprint,
-        )
 
 
 async def identify(client: LlamaClient, known: Identity | None = None) -> Identity | Reason:

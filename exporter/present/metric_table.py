@@ -169,6 +169,11 @@ SERVERS: Final = (
     of_server("model_parameters", "All parameters of the model.", _of_model(lambda m: m.parameters)),
     of_server("model_weight_bytes", "Size of all tensors of the model, bytes.", _of_model(lambda m: m.weight_bytes)),
     of_server(
+        "model_file_mismatch",
+        "1 when a model file was found whose bytes or parameters are not the server's: the server's figures are used.",
+        _of_model(lambda m: m.file_mismatch),
+    ),
+    of_server(
         "model_kv_bytes_per_token",
         "KV cache that a decode step reads for each cached token of a stream, bytes.",
         _of_model(lambda m: m.footprint.kv_bytes_per_token if m.footprint else None),

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from exporter.present.study import Row, Standing, rows, standing, suggested_floor_fractions
-from exporter.present.words import REASONS, STATES, binary_size, si, three_digits
+from exporter.present.words import BYTES_SOURCES, REASONS, STATES, binary_size, si, three_digits
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, ThreadScope
-from exporter.roofline.footprint import BytesSource
 from exporter.roofline.snapshot import ServerView, View
 
 ACCOUNTING: Final = (
@@ -63,8 +62,10 @@ def server_lines(s: ServerView) -> Iterable[str]:
         yield f"Model {model.name}: {', '.join(filter(None, facts))}"
         if model.footprint is None:
             yield "The model's size is not known, so only rates are shown."
-        elif model.footprint.source is BytesSource.SERVER:
-            yield "Its bytes are the server's own figures, an upper bound for what a step reads."
+        else:
+            yield BYTES_SOURCES[model.footprint.source]
+        if model.file_mismatch:
+            yield "The model file that was found is not the server's model: its bytes or parameters differ."
     yield from _roof_line(s)
 
 

@@ -5,6 +5,7 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
+from exporter.roofline.footprint import BytesSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
 
@@ -52,6 +53,13 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
     }
 )
 """One sentence for each reason: what happened, and the remedy."""
+
+BYTES_SOURCES: Final[Mapping[BytesSource, str]] = {
+    BytesSource.FILE: "Its bytes are exact, from the model file.",
+    BytesSource.CONFIGURED: "Its bytes are the configured active_weight_bytes; its KV cache is not counted.",
+    BytesSource.SERVER: "Its bytes are the server's own sums: an upper bound for a step, and so is the floor.",
+}
+"""Where a model's bytes come from, as people are told."""
 
 STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
     {

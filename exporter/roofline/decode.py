@@ -74,7 +74,7 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
     batch, seconds = sample.batch, sample.step_seconds
     work = footprint.step(batch, sample.depth)
     step_rate = work.bytes / seconds
-    token_read_rate = footprint.step(1).bytes * sample.tokens_per_second
+    token_read_rate = footprint.weight_bytes_of(1) * sample.tokens_per_second
     hard, reference, compute = (
         roof.hard_bytes_per_second,
         roof.reference_bytes_per_second,

@@ -1,8 +1,9 @@
 """What one decode step must move and compute.
 
 A step is one `llama_decode` that advances every generating stream by one token.
-Step bytes = W(B) + KV; W(B) = weights streamed at batch B, KV = each stream's cache at its own mean depth, unpadded.
-FLOPs of a step = B x 2 x parameters (one multiplication and one addition for each weight and token).
+Step bytes = W(B) + KV + state; W(B) = weights streamed at batch B (looked-up embedding rows not, the head once, the
+distinct experts that B tokens touch); KV = each stream's cache at its own mean depth, unpadded.
+FLOPs of a step = B x [2 x parameters multiplied for one token + 4 x sum over layers of heads x head_dim x depth].
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class BytesSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Bytes (by part) and FLOPs of one step."""
+    """Bytes (by part) and FLOPs of one step. Recurrent state counts with the KV cache: both belong to the streams."""
 
     bytes_by_part: Mapping[Part, float]
     flops: float
@@ -46,21 +47,74 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer.
+
+    Attributes:
+        bytes: Of all experts together.
+        parameters: Of all experts together.
+        count: How many there are.
+        used: How many one token is sent to.
+    """
+
+    bytes: float
+    parameters: float
+    count: int
+    used: int
+
+    def distinct(self, batch: int) -> float:
+        """Expected number of distinct experts that `batch` tokens touch, each routed uniformly and on its own."""
+        return self.count * (1 - (1 - self.used / self.count) ** batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer that attends to a cache.
+
+    Attributes:
+        kv_bytes_per_token: Cache bytes read for each token of depth and stream.
+        flops_per_token: FLOPs for each token of depth and stream: 4 x heads x head_dim where K and V are alike.
+        window: The layer attends to this many last tokens; None for all.
+    """
+
+    kv_bytes_per_token: float
+    flops_per_token: float
+    window: int | None = None
+
+    def attended(self, depth: float) -> float:
+        """Tokens that the layer reads at that depth."""
+        return depth if self.window is None else min(depth, self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """A model as a decode step meets it.
 
     Attributes:
-        parameters: Parameters multiplied for one token.
-        weight_bytes: Bytes of weights read by a step, W(B); for the source `server` the bytes of all tensors.
+        parameters: Parameters multiplied for every token: all but routed experts and looked-up rows.
+        weight_bytes: Their bytes; for the source `server` the bytes of all tensors.
         head_bytes: The output head's share of `weight_bytes`; None when unknown.
-        kv_bytes_per_token: Cache bytes read for each token of depth and stream; None when unknown.
+        experts: The routed experts, layer by layer; empty for a dense model or when unknown.
+        attention: The layers that attend to a cache; None when unknown.
+        state_bytes: Recurrent state of one stream, read and written in every step; None when unknown.
     """
 
     parameters: float
     weight_bytes: float
     source: BytesSource
     head_bytes: float | None = None
-    kv_bytes_per_token: float | None = None
+    experts: tuple[Experts, ...] = ()
+    attention: tuple[Attention, ...] | None = None
+    state_bytes: float | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> float | None:
+        """Cache bytes for each token of a stream that no window cuts off; None when unknown."""
+        return None if self.attention is None else sum(layer.kv_bytes_per_token for layer in self.attention)
+
+    def weight_bytes_of(self, batch: int) -> float:
+        """W(B): weight bytes that a step at that batch streams, the head included, without cache and state."""
+        return self.weight_bytes + sum(e.bytes * e.distinct(batch) / e.count for e in self.experts)
 
     def step(self, batch: int, depth: float = 0.0) -> StepWork:
         """Bytes and FLOPs of one step.
@@ -74,9 +128,13 @@ class Footprint:
         """
         if batch < 1 or depth < 0:
             raise ValueError(f"batch must be at least 1 and depth at least 0, not {batch} and {depth}")
-        parts = {Part.WEIGHTS: self.weight_bytes - (self.head_bytes or 0.0)}
+        active = sum(e.parameters * e.used / e.count for e in self.experts)
+        parts = {Part.WEIGHTS: self.weight_bytes_of(batch) - (self.head_bytes or 0.0)}
         if self.head_bytes is not None:
             parts[Part.OUTPUT_HEAD] = self.head_bytes
-        if self.kv_bytes_per_token is not None:
-            parts[Part.KV_CACHE] = batch * depth * self.kv_bytes_per_token
-        return StepWork(parts, batch * 2 * self.parameters)
+        attention_flops = 0.0
+        if self.attention is not None:
+            cache = sum(layer.kv_bytes_per_token * layer.attended(depth) for layer in self.attention)
+            parts[Part.KV_CACHE] = batch * (cache + (self.state_bytes or 0.0))
+            attention_flops = sum(layer.flops_per_token * layer.attended(depth) for layer in self.attention)
+        return StepWork(parts, batch * (2 * (self.parameters + active) + attention_flops))

@@ -70,6 +70,7 @@ class Model:
         weight_bytes: Bytes of all tensors of the model.
         parameters: All parameters.
         footprint: None where the server does not tell the model's size.
+        file_mismatch: A model file was found whose bytes or parameters are not the server's.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Model:
     parameters: int | None
     weight_bytes: int | None
     footprint: Footprint | None
+    file_mismatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from exporter.config import Settings, to_yaml
 from exporter.measure.bandwidth import BandwidthMeter
 from exporter.measure.host import ContentionMeter, host_info
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.ceiling import Roof, RoofPolicy
@@ -65,6 +66,9 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
                         CLOCKS.monotonic,
                         seconds=settings.probe.seconds,
                         timeout=settings.probe.timeout,
+                    ),
+                    models=ModelReader(
+                        ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v)
                     ),
                     roof=roof,
                     clocks=CLOCKS,

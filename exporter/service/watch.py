@@ -7,11 +7,12 @@ from typing import Final
 import structlog
 
 from exporter.config import ProbeSettings, ServerSettings
+from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
 from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import BatchRecord, Server, ServerState
+from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 
 log = structlog.get_logger()
 
@@ -46,6 +47,7 @@ class ServerWatch:
         probing: How probes are made.
         duty_cycle: The part of the time that this server may be probed.
         probe: Makes the probes.
+        models: Reads the model's file, where it can be seen.
         roof: The server's roof as it is known now, to compare samples with their thresholds.
         clocks: The clocks.
     """
@@ -57,12 +59,14 @@ class ServerWatch:
         probing: ProbeSettings,
         duty_cycle: float,
         probe: DecodeProbe,
+        models: ModelReader,
         roof: Callable[[RoofPolicy], Roof],
         clocks: Clocks,
     ) -> None:
         self._probing = probing
         self._duty_cycle = duty_cycle
         self._probe = probe
+        self._models = models
         self._roof = roof
         self._clocks = clocks
         self._identity: Identity | None = None
@@ -80,7 +84,7 @@ class ServerWatch:
 
     async def check(self) -> None:
         """Asks how the server is, without touching its model."""
-        self._take_answer(await identify(self._probe.client, self._identity))
+        await self._identify(self._identity)
 
     async def has_users(self) -> bool:
         """Whether a user's request is known to be running; a sleeping or unknown server has none."""
@@ -89,8 +93,7 @@ class ServerWatch:
 
     async def cycle(self, on_batch: Callable[[int], None] = lambda _: None) -> None:
         """Probes every batch once and decides when the next cycle is due."""
-        answer = await identify(self._probe.client)
-        self._take_answer(answer)
+        answer = await self._identify(None)
         if isinstance(answer, Reason):
             self._count(answer, {b: self._without_sample(r, answer) for b, r in self.record.batches.items()})
             self._log.warning("no answer to probe", reason=answer.value)
@@ -123,7 +126,15 @@ class ServerWatch:
         # A first sample below its threshold is worth confirming as soon as the duty cycle allows.
         self.due = now + (max(rest, self._probing.health_interval) if confirm else interval)
 
-    def _take_answer(self, answer: Identity | Reason) -> None:
+    async def _identify(self, known: Identity | None) -> Identity | Reason:
+        answer = await identify(self._probe.client, known)
+        if isinstance(answer, Reason):
+            self._take_answer(answer, None)
+        else:
+            self._take_answer(answer, await self._models.describe(answer.props, answer.size))
+        return answer
+
+    def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
         state, was = state_of(answer), self.record.state
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
@@ -132,13 +143,11 @@ class ServerWatch:
             if state is ServerState.READY and was is ServerState.BUSY:
                 # Health does not tell whether users are served; only the next cycle does.
                 state = was
-            if self.record.model is not None and self.record.model != answer.model:
+            if self.record.model is not None and self.record.model != model:
                 self._forget_samples()
             if not was.up and any(r.success is False for r in self.record.batches.values()):
                 self.due = self._clocks.monotonic()
-            self.record = replace(
-                self.record, state=state, state_reason=None, slots=answer.props.slots, model=answer.model
-            )
+            self.record = replace(self.record, state=state, state_reason=None, slots=answer.props.slots, model=model)
             self._identity = answer
         if state is not was:
             self._log.info("state", state=state.value, was=was.value, reason=_value(self.record.state_reason))

@@ -1,0 +1,180 @@
+"""What holds decode back: one rule, with its thresholds, and the published predictions held against the measurement.
+
+With r = floor ratio at batch 1, t(B) = step time, B* = the largest measured batch, and the growth
+g = (t(B*) - t(1)) / (t(1) x (B* - 1)), which is 0 when more streams cost nothing and 1 when each costs a whole step:
+
+    implausible sample                                   -> above the ceiling: the ceiling or the bytes are wrong
+    r >= 0.65                                            -> bandwidth-bound
+    g >= 0.5                                             -> compute-bound
+    g <= 0.2, or FLOPs(B*) / compute peak <= t(B*) / 10  -> overhead-bound
+    otherwise, or when what the rule needs is unknown    -> unknown
+
+With batch 1 alone it is bandwidth-bound or unknown. Intensity alone never says bandwidth-bound.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from exporter.roofline.ceiling import Roof
+from exporter.roofline.decode import DecodePoint
+from exporter.roofline.footprint import Part
+
+BANDWIDTH_BOUND_FLOOR_RATIO: Final = 0.65
+COMPUTE_BOUND_GROWTH: Final = 0.5
+OVERHEAD_BOUND_GROWTH: Final = 0.2
+OVERHEAD_BOUND_COMPUTE_SHARE: Final = 0.1
+SINGLE_STREAM_RATIO: Final = 0.4
+"""The published prediction: one stream reaches more than this share of the ceiling."""
+
+
+class Bound(StrEnum):
+    """What the verdict can be."""
+
+    ABOVE_CEILING = "above-ceiling"
+    BANDWIDTH = "bandwidth-bound"
+    COMPUTE = "compute-bound"
+    OVERHEAD = "overhead-bound"
+    UNKNOWN = "unknown"
+
+
+class Remedy(StrEnum):
+    """What would help, given where the time is."""
+
+    CHECK_CEILING = "check_ceiling"
+    FEWER_WEIGHT_BYTES = "fewer_weight_bytes"
+    FEWER_KV_BYTES = "fewer_kv_bytes"
+    FEWER_KERNELS = "fewer_kernels"
+    MORE_STREAMS = "more_streams"
+    MORE_THREADS = "more_threads"
+    MORE_BATCHES = "more_batches"
+
+
+class Prediction(StrEnum):
+    """The published predictions for decode: memory-bound, well used, and better used by more streams."""
+
+    INTENSITY_BELOW_RIDGE = "intensity_below_ridge"
+    SINGLE_STREAM_ABOVE_40_PERCENT = "single_stream_above_40_percent"
+    BATCHING_RAISES_THROUGHPUT = "batching_raises_throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A prediction against the measurement: it holds when `value` passes `limit` in the predicted direction.
+
+    The last two predictions can be falsified by measuring; their `value` is the falsifier's number.
+    """
+
+    prediction: Prediction
+    holds: bool
+    value: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict, and every number that it rests on; None is what was not known.
+
+    Attributes:
+        floor_ratio: r, at batch 1.
+        growth: g, at the largest batch.
+        compute_share: FLOPs / compute peak / step time, at the largest batch.
+        crosses_ridge_at: The smallest measured batch whose own intensity is above the ridge.
+    """
+
+    bound: Bound
+    largest_batch: int | None
+    floor_ratio: float | None
+    growth: float | None
+    compute_share: float | None
+    checks: tuple[Check, ...]
+    crosses_ridge_at: int | None
+    remedies: tuple[Remedy, ...]
+
+
+def judge_server(points: Mapping[int, DecodePoint], roof: Roof) -> Verdict:
+    """The verdict on one server from its placed samples by batch."""
+    one = points.get(1)
+    largest = max(points, default=None)
+    ratio = one.floor_ratio if one is not None else None
+    growth = share = None
+    if one is not None and largest is not None and largest > 1:
+        alone = one.sample.step_seconds
+        growth = (points[largest].sample.step_seconds - alone) / (alone * (largest - 1))
+        flops = points[largest].flops_per_second
+        if flops is not None and roof.compute_flops_per_second is not None:
+            share = flops / roof.compute_flops_per_second
+    implausible = any(p.implausible for p in points.values())
+    bound = _bound(implausible=implausible, ratio=ratio, growth=growth, share=share)
+    return Verdict(
+        bound=bound,
+        largest_batch=largest,
+        floor_ratio=ratio,
+        growth=growth,
+        compute_share=share,
+        checks=_checks(points, roof),
+        crosses_ridge_at=_crossing(points, roof),
+        remedies=_remedies(bound, one, growth),
+    )
+
+
+def _bound(*, implausible: bool, ratio: float | None, growth: float | None, share: float | None) -> Bound:
+    if implausible:
+        return Bound.ABOVE_CEILING
+    if ratio is not None and ratio >= BANDWIDTH_BOUND_FLOOR_RATIO:
+        return Bound.BANDWIDTH
+    if ratio is None or growth is None:
+        return Bound.UNKNOWN
+    if growth >= COMPUTE_BOUND_GROWTH:
+        return Bound.COMPUTE
+    if growth <= OVERHEAD_BOUND_GROWTH or (share is not None and share <= OVERHEAD_BOUND_COMPUTE_SHARE):
+        return Bound.OVERHEAD
+    return Bound.UNKNOWN
+
+
+def _checks(points: Mapping[int, DecodePoint], roof: Roof) -> tuple[Check, ...]:
+    """The predictions that can be judged from what was measured."""
+    found = []
+    one, largest = points.get(1), max(points, default=1)
+    ridge = roof.ridge_flops_per_byte
+    if one is not None and one.intensity_flops_per_byte is not None and ridge is not None:
+        intensity = one.intensity_flops_per_byte
+        found.append(Check(Prediction.INTENSITY_BELOW_RIDGE, intensity < ridge, intensity, ridge))
+    if one is not None and one.floor_ratio is not None:
+        ratio = one.floor_ratio
+        passes = ratio > SINGLE_STREAM_RATIO
+        found.append(Check(Prediction.SINGLE_STREAM_ABOVE_40_PERCENT, passes, ratio, SINGLE_STREAM_RATIO))
+    if one is not None and largest > 1:
+        gain = points[largest].sample.tokens_per_second / one.sample.tokens_per_second
+        found.append(Check(Prediction.BATCHING_RAISES_THROUGHPUT, gain > 1, gain, 1.0))
+    return tuple(found)
+
+
+def _crossing(points: Mapping[int, DecodePoint], roof: Roof) -> int | None:
+    ridge = roof.ridge_flops_per_byte
+    if ridge is None:
+        return None
+    above = (b for b, p in sorted(points.items()) if (p.intensity_flops_per_byte or 0.0) > ridge)
+    return next(above, None)
+
+
+def _remedies(bound: Bound, one: DecodePoint | None, growth: float | None) -> tuple[Remedy, ...]:
+    """What would help, the most promising first."""
+    cheap_streams = growth is not None and growth < COMPUTE_BOUND_GROWTH
+    match bound:
+        case Bound.ABOVE_CEILING:
+            return (Remedy.CHECK_CEILING,)
+        case Bound.BANDWIDTH:
+            budget = one.budget_seconds if one else {}
+            weights = budget.get(Part.WEIGHTS, 0.0) + budget.get(Part.OUTPUT_HEAD, 0.0)
+            bytes_first = (
+                Remedy.FEWER_KV_BYTES if budget.get(Part.KV_CACHE, 0.0) > weights else Remedy.FEWER_WEIGHT_BYTES
+            )
+            return (bytes_first, Remedy.MORE_STREAMS) if cheap_streams else (bytes_first,)
+        case Bound.COMPUTE:
+            return (Remedy.MORE_THREADS,)
+        case Bound.OVERHEAD:
+            return (Remedy.MORE_STREAMS, Remedy.FEWER_KERNELS) if cheap_streams else (Remedy.FEWER_KERNELS,)
+        case Bound.UNKNOWN:
+            return () if growth is not None else (Remedy.MORE_BATCHES,)

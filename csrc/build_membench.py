@@ -13,8 +13,8 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-SOURCES = ("membench.c", "flops.c", "kernels.c", "team.c")
-HEADERS = ("membench.h", "kernels.h", "team.h")
+SOURCES = ("membench.c", "contents.c", "evict.c", "flops.c", "kernels.c", "names.c", "team.c")
+HEADERS = ("membench.h", "contents.h", "evict.h", "kernels.h", "team.h")
 COMPILE_ARGS = ("-O3", "-std=c11")
 
 

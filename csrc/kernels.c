@@ -13,7 +13,7 @@
 #define PORTABLE_STREAM(NAME, EXPRESSION)                                                                          \
     static void NAME(double *restrict to, const double *restrict x, const double *restrict y, double q, size_t lines) \
     {                                                                                                              \
-        (void)y, (void)q;                                                                                          \
+        (void)x, (void)y, (void)q;                                                                                 \
         for (; lines > 0; lines--, to += LINE_DOUBLES, x += LINE_DOUBLES, y += LINE_DOUBLES) {                      \
             OPAQUE(to);                                                                                            \
             for (int i = 0; i < LINE_DOUBLES; i++)                                                                 \
@@ -25,6 +25,7 @@ PORTABLE_STREAM(copy_scalar, x[i])
 PORTABLE_STREAM(scale_scalar, q *x[i])
 PORTABLE_STREAM(add_scalar, x[i] + y[i])
 PORTABLE_STREAM(triad_scalar, x[i] + q * y[i])
+PORTABLE_STREAM(poison_scalar, q)
 
 typedef uint64_t __attribute__((may_alias)) word;
 
@@ -63,6 +64,7 @@ static bool flops_scalar(int expected, int rounds)
 
 static const struct kernels scalar_kernels = {
     .stream = {{copy_scalar}, {scale_scalar}, {add_scalar}, {triad_scalar}},
+    .poison = poison_scalar,
     .read = read_scalar,
     .flops = flops_scalar,
     .flops_per_round = 2.0 * 12,
@@ -84,7 +86,7 @@ static const struct kernels scalar_kernels = {
         const V *x = (const V *)from, *y = (const V *)also;                                       \
         const V q = (V){0} + factor;                                                              \
         const size_t n = lines * (LINE_DOUBLES * sizeof(double) / sizeof(V));                     \
-        (void)y, (void)q;                                                                         \
+        (void)x, (void)y, (void)q;                                                                \
         _Pragma("GCC unroll 8") for (size_t i = 0; i < n; i++) STORE(&d[i], EXPRESSION);          \
     }
 
@@ -139,6 +141,7 @@ static const struct kernels scalar_kernels = {
                    {scale_##ISA, scale_##ISA##_nt},                                               \
                    {add_##ISA, add_##ISA##_nt},                                                   \
                    {triad_##ISA, triad_##ISA##_nt}},                                              \
+        .poison = poison_##ISA##_nt,                                                              \
         .read = read_##ISA,                                                                       \
         .flops = flops_##ISA,                                                                     \
         .flops_per_round = 2.0 * (COUNT) * (sizeof(ISA##_f) / sizeof(float)),                     \
@@ -165,14 +168,17 @@ static const struct kernels scalar_kernels = {
 
 VECTOR_TYPES(sse2, 16)
 VECTOR_STREAMS(sse2, sse2_nt, , SSE2_NT)
+VECTOR_STREAM(poison_sse2_nt, , sse2_d, SSE2_NT, q)
 VECTOR_ISA(sse2, , , 12, MULADD_SSE2)
 
 VECTOR_TYPES(avx2, 32)
 VECTOR_STREAMS(avx2, avx2_nt, AVX2, AVX2_NT)
+VECTOR_STREAM(poison_avx2_nt, AVX2, avx2_d, AVX2_NT, q)
 VECTOR_ISA(avx2, AVX2, AVX2_FMA, 12, FMADD_VEX)
 
 VECTOR_TYPES(avx512, 64)
 VECTOR_STREAMS(avx512, avx512_nt, AVX512, AVX512_NT)
+VECTOR_STREAM(poison_avx512_nt, AVX512, avx512_d, AVX512_NT, q)
 VECTOR_ISA(avx512, AVX512, AVX512, 16, FMADD_EVEX)
 
 #elif defined(__aarch64__)
@@ -184,7 +190,7 @@ VECTOR_ISA(avx512, AVX512, AVX512, 16, FMADD_EVEX)
         neon_d *d = (neon_d *)to;                                                                 \
         const neon_d *x = (const neon_d *)from, *y = (const neon_d *)also;                        \
         const neon_d q = (neon_d){0} + factor;                                                    \
-        (void)y, (void)q;                                                                         \
+        (void)x, (void)y, (void)q;                                                                \
         for (size_t i = 0; i < 4 * lines;) {                                                      \
             neon_d *pair = &d[i];                                                                 \
             const neon_d low = (EXPRESSION);                                                      \
@@ -201,6 +207,7 @@ NEON_STREAM_NT(copy_neon_nt, x[i])
 NEON_STREAM_NT(scale_neon_nt, q * x[i])
 NEON_STREAM_NT(add_neon_nt, x[i] + y[i])
 NEON_STREAM_NT(triad_neon_nt, x[i] + q * y[i])
+NEON_STREAM_NT(poison_neon_nt, q)
 VECTOR_ISA(neon, , , 16, FMLA)
 
 #endif

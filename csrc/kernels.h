@@ -26,6 +26,7 @@ typedef bool flops_fn(int expected, int rounds);
 
 struct kernels {
     stream_fn *stream[STREAM_KERNELS][STORES]; /* by enum membench_kernel and membench_store; NULL: unsupported */
+    stream_fn *poison; /* every element becomes q; bypasses the caches where the processor can; x and y are not read */
     read_fn *read;
     flops_fn *flops;
     double flops_per_round; /* FLOP of one round: 2 x lanes x accumulators */

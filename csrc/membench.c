@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "membench.h"
 
+#include "contents.h"
+#include "evict.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -11,7 +13,6 @@
 #include <sys/mman.h>
 
 enum {
-    ARRAYS = 3,
     HUGE_PAGE = 2 * 1024 * 1024,
     SKEW = 1344,          /* bytes between the arrays' offsets: equal offsets would collide in caches and memory banks */
     CHUNK_LINES = 1 << 14 /* 1 MiB of each array between two looks at the cancel flag */
@@ -19,7 +20,14 @@ enum {
 
 static const double FACTOR = 3.0;
 static const double POISON = -1.0; /* no kernel produces it */
-static const uint64_t ODD = 0x9e3779b97f4a7c15U;
+
+enum holding { UNKNOWN, SPOILT, INPUT }; /* SPOILT: some kernel's result, which only a kernel that reads it minds */
+
+/* What the slices of one thread hold; that thread writes it, outside the timed part. */
+struct owned {
+    enum holding holding[ARRAYS];
+    uint64_t sum[ARRAYS]; /* of the words of an array that is INPUT */
+};
 
 struct membench {
     double *array[ARRAYS];
@@ -28,17 +36,13 @@ struct membench {
     size_t elements;
     int32_t *cpus; /* NULL: unpinned */
     int32_t threads;
+    struct owned *owned; /* by thread */
     atomic_int busy; /* an int: riscv64 has no byte-sized exchange without libatomic */
     atomic_int unpinned;
 };
 
 struct slice {
     size_t first, last; /* elements, half open; `first` starts a 64 B line */
-};
-
-/* Contents of an array as a combination of the three input patterns: small integers, so every kernel's result is exact. */
-struct mix {
-    int32_t a, b, c, constant;
 };
 
 struct stream {
@@ -48,18 +52,19 @@ struct stream {
 };
 
 static const struct stream STREAMS[STREAM_KERNELS] = {
-    [MEMBENCH_COPY] = {.to = 2, .x = 0, .y = 0, .bytes = 16, .result = {.a = 1}},
-    [MEMBENCH_SCALE] = {.to = 1, .x = 2, .y = 2, .bytes = 16, .result = {.c = 3}},
-    [MEMBENCH_ADD] = {.to = 2, .x = 0, .y = 1, .bytes = 24, .result = {.a = 1, .b = 1}},
-    [MEMBENCH_TRIAD] = {.to = 0, .x = 1, .y = 2, .bytes = 24, .result = {.b = 1, .c = 3}},
+    [MEMBENCH_COPY] = {.to = 2, .x = 0, .y = 0, .bytes = 16, .result = {.a = 1.0}},
+    [MEMBENCH_SCALE] = {.to = 1, .x = 2, .y = 2, .bytes = 16, .result = {.c = 3.0}},
+    [MEMBENCH_ADD] = {.to = 2, .x = 0, .y = 1, .bytes = 24, .result = {.a = 1.0, .b = 1.0}},
+    [MEMBENCH_TRIAD] = {.to = 0, .x = 1, .y = 2, .bytes = 24, .result = {.b = 1.0, .c = 3.0}},
 };
-static const struct mix INPUTS[ARRAYS] = {{.a = 1}, {.b = 1}, {.c = 1}};
 
 struct bandwidth_run {
     const struct membench *b;
     int kernel;
     int store;
     const struct kernels *kernels;
+    const struct contents *contents;
+    struct evict evict;
     const int32_t *cancel;
 };
 
@@ -72,55 +77,7 @@ static struct slice slice_of(const struct membench *b, int32_t thread)
     return (struct slice){.first = first * LINE_DOUBLES, .last = last < b->elements ? last : b->elements};
 }
 
-/* ---- contents ---- */
-
-static int32_t pattern(uint32_t i, uint32_t salt) { return (int32_t)((i + salt) * 2654435761U >> 12); } /* 0..2^20-1 */
-
-static double mixed(struct mix m, size_t i)
-{
-    const uint32_t n = (uint32_t)i;
-    return (double)(m.a * pattern(n, 1) + m.b * pattern(n, 0x5bd1e995U) + m.c * pattern(n, 0x2545f491U) + m.constant);
-}
-
-static void fill(double *array, struct mix m, size_t first, size_t last)
-{
-    for (size_t i = first; i < last; i++)
-        array[i] = mixed(m, i);
-}
-
-static bool holds(const double *array, struct mix m, size_t first, size_t last)
-{
-    int wrong = 0;
-    for (size_t i = first; i < last; i++)
-        wrong |= array[i] != mixed(m, i);
-    return wrong == 0;
-}
-
-/* For READ: word i of array j is ODD * (3i + j + 1), whose sum over any slice has a closed form. */
-static void fill_words(double *array, size_t j, size_t first, size_t last)
-{
-    for (size_t i = first; i < last; i++) {
-        const uint64_t word = ODD * (3 * i + j + 1);
-        memcpy(&array[i], &word, sizeof word);
-    }
-}
-
-static uint64_t words_sum(size_t first, size_t last)
-{
-    const uint64_t n = last - first, ends = first + last - 1;
-    const uint64_t indices = n % 2 == 0 ? n / 2 * ends : ends / 2 * n; /* sum of first..last-1; one factor is even */
-    return ODD * (9 * indices + 6 * n);
-}
-
 /* ---- one thread's work ---- */
-
-static struct mix contents(const struct bandwidth_run *run, int array, bool after)
-{
-    const struct stream *s = &STREAMS[run->kernel];
-    if (array != s->to)
-        return INPUTS[array];
-    return after ? s->result : (struct mix){.constant = (int32_t)POISON};
-}
 
 static size_t chunk_end(size_t at, size_t last)
 {
@@ -128,7 +85,71 @@ static size_t chunk_end(size_t at, size_t last)
     return last - at > chunk ? at + chunk : last;
 }
 
+static int fill(const struct bandwidth_run *run, int j, struct slice s, uint64_t *sum)
+{
+    *sum = 0;
+    for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
+        if (team_cancelled(run->cancel))
+            return MEMBENCH_E_CANCELLED;
+        *sum += run->contents->fill(run->b->array[j], j, at, chunk_end(at, s.last));
+    }
+    return MEMBENCH_OK;
+}
+
+/* So that an element which the kernel leaves out cannot pass for a result, not even for one of the run before. */
+static int poison(const struct bandwidth_run *run, double *to, struct slice s)
+{
+    const size_t whole = s.last - s.last % LINE_DOUBLES;
+    for (size_t at = s.first; at < whole; at = chunk_end(at, whole)) {
+        if (team_cancelled(run->cancel))
+            return MEMBENCH_E_CANCELLED;
+        run->kernels->poison(to + at, to + at, to + at, POISON, (chunk_end(at, whole) - at) / LINE_DOUBLES);
+    }
+    for (size_t i = whole; i < s.last; i++)
+        to[i] = POISON;
+    kernels_store_fence();
+    return MEMBENCH_OK;
+}
+
+/* Fills only what an earlier run of the handle did not leave behind: no kernel writes what it reads. */
 static int prepare(void *context, int32_t thread)
+{
+    const struct bandwidth_run *run = context;
+    const struct slice s = slice_of(run->b, thread);
+    const struct stream *stream = run->kernel == MEMBENCH_READ ? NULL : &STREAMS[run->kernel];
+    struct owned *own = &run->b->owned[thread];
+    int error = MEMBENCH_OK;
+    for (int j = 0; error == MEMBENCH_OK && j < ARRAYS; j++) {
+        const bool written = stream != NULL && j == stream->to;
+        const bool read = stream == NULL || j == stream->x || j == stream->y;
+        if (!written && (own->holding[j] == INPUT || (own->holding[j] == SPOILT && !read)))
+            continue;
+        own->holding[j] = UNKNOWN; /* stays so if a cancel interrupts */
+        error = written ? poison(run, run->b->array[j], s) : fill(run, j, s, &own->sum[j]);
+        if (error == MEMBENCH_OK)
+            own->holding[j] = written ? SPOILT : INPUT;
+    }
+    return error;
+}
+
+/* The inputs need no look: a wrong one makes a wrong result, here or in the run that reads it next. */
+static int check(void *context, int32_t thread)
+{
+    const struct bandwidth_run *run = context;
+    const struct slice s = slice_of(run->b, thread);
+    if (run->kernel == MEMBENCH_READ)
+        return MEMBENCH_OK;
+    const struct stream *stream = &STREAMS[run->kernel];
+    for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
+        if (team_cancelled(run->cancel))
+            return MEMBENCH_E_CANCELLED;
+        if (!run->contents->holds(run->b->array[stream->to], &stream->result, at, chunk_end(at, s.last)))
+            return MEMBENCH_E_INVALID;
+    }
+    return MEMBENCH_OK;
+}
+
+static int flush(void *context, int32_t thread)
 {
     const struct bandwidth_run *run = context;
     const struct slice s = slice_of(run->b, thread);
@@ -136,29 +157,14 @@ static int prepare(void *context, int32_t thread)
         for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
             if (team_cancelled(run->cancel))
                 return MEMBENCH_E_CANCELLED;
-            if (run->kernel == MEMBENCH_READ)
-                fill_words(run->b->array[j], (size_t)j, at, chunk_end(at, s.last));
-            else
-                fill(run->b->array[j], contents(run, j, false), at, chunk_end(at, s.last));
+            const double *array = run->b->array[j];
+            run->evict.flush((const char *)(array + at), (const char *)(array + chunk_end(at, s.last)), run->evict.line);
         }
+    evict_fence();
     return MEMBENCH_OK;
 }
 
-static int check(void *context, int32_t thread)
-{
-    const struct bandwidth_run *run = context;
-    const struct slice s = slice_of(run->b, thread);
-    for (int j = 0; run->kernel != MEMBENCH_READ && j < ARRAYS; j++)
-        for (size_t at = s.first; at < s.last; at = chunk_end(at, s.last)) {
-            if (team_cancelled(run->cancel))
-                return MEMBENCH_E_CANCELLED;
-            if (!holds(run->b->array[j], contents(run, j, true), at, chunk_end(at, s.last)))
-                return MEMBENCH_E_INVALID;
-        }
-    return MEMBENCH_OK;
-}
-
-static int read_pass(const struct bandwidth_run *run, struct slice s)
+static int read_pass(const struct bandwidth_run *run, struct slice s, const uint64_t *expected)
 {
     double *const *array = run->b->array;
     const size_t whole = s.last - s.last % LINE_DOUBLES - (size_t)MEMBENCH_TEST_FAULT * LINE_DOUBLES;
@@ -174,7 +180,7 @@ static int read_pass(const struct bandwidth_run *run, struct slice s)
             memcpy(&word, &array[j][i], sizeof word);
             sum += word;
         }
-    return sum == words_sum(s.first, s.last) ? MEMBENCH_OK : MEMBENCH_E_INVALID;
+    return sum == expected[0] + expected[1] + expected[2] ? MEMBENCH_OK : MEMBENCH_E_INVALID;
 }
 
 static void stream_tail(int kernel, double *to, const double *x, const double *y, size_t first, size_t last)
@@ -208,7 +214,7 @@ static int pass(void *context, int32_t thread)
 {
     const struct bandwidth_run *run = context;
     const struct slice s = slice_of(run->b, thread);
-    return run->kernel == MEMBENCH_READ ? read_pass(run, s) : stream_pass(run, s);
+    return run->kernel == MEMBENCH_READ ? read_pass(run, s, run->b->owned[thread].sum) : stream_pass(run, s);
 }
 
 /* ---- the bandwidth interface ---- */
@@ -242,8 +248,9 @@ int membench_open(membench **out, size_t elements, const int32_t *cpus, int32_t 
     b->elements = elements;
     b->threads = threads;
     b->map = MAP_FAILED;
-    int error = MEMBENCH_OK;
-    if (cpus != NULL) {
+    b->owned = calloc((size_t)threads, sizeof *b->owned);
+    int error = b->owned != NULL ? MEMBENCH_OK : MEMBENCH_E_MAP;
+    if (error == MEMBENCH_OK && cpus != NULL) {
         b->cpus = calloc((size_t)threads, sizeof *cpus);
         if (b->cpus != NULL)
             memcpy(b->cpus, cpus, (size_t)threads * sizeof *cpus);
@@ -266,27 +273,44 @@ void membench_close(membench *b)
         return;
     if (b->map != MAP_FAILED)
         munmap(b->map, b->map_bytes);
+    free(b->owned);
     free(b->cpus);
     free(b);
 }
 
-int membench_run(membench *b, int kernel, int isa, int store, int32_t max_passes, double rest_seconds, double budget_seconds,
-                 int32_t *cancel, membench_pass *passes, int32_t *completed)
+/* Whether what this kernel stores is in memory when the pass ends, as a cold pass must claim. */
+static bool leaves_nothing_cached(int kernel, int store)
+{
+    return kernel == MEMBENCH_READ || (store == MEMBENCH_STORE_NT && NT_BYPASSES_CACHES);
+}
+
+int membench_run(membench *b, int kernel, int isa, int store, int method, int32_t max_passes, double rest_seconds,
+                 double budget_seconds, int32_t *cancel, membench_pass *passes, int32_t *completed)
 {
     if (completed == NULL)
         return MEMBENCH_E_ARG;
     *completed = 0;
     if (b == NULL || passes == NULL || kernel < MEMBENCH_COPY || kernel > MEMBENCH_READ || isa < MEMBENCH_ISA_SCALAR ||
-        isa > MEMBENCH_ISA_NEON || store < MEMBENCH_STORE_PLAIN || store > MEMBENCH_STORE_NT || max_passes < 1 ||
+        isa > MEMBENCH_ISA_NEON || store < MEMBENCH_STORE_PLAIN || store > MEMBENCH_STORE_NT ||
+        method < MEMBENCH_METHOD_STREAM || method > MEMBENCH_METHOD_EVICT || max_passes < 1 ||
         !(rest_seconds >= 0.0 && rest_seconds <= 3600.0) || !(budget_seconds >= 0.0))
         return MEMBENCH_E_ARG;
     const struct kernels *kernels = kernels_for(isa);
     if (kernels == NULL || (kernel != MEMBENCH_READ && kernels->stream[kernel][store] == NULL))
         return MEMBENCH_E_UNSUPPORTED;
+    struct bandwidth_run run = {.b = b,
+                                .kernel = kernel,
+                                .store = store,
+                                .kernels = kernels,
+                                .contents = contents_for(isa),
+                                .cancel = cancel};
+    const bool evict = method == MEMBENCH_METHOD_EVICT;
+    if (evict && !(leaves_nothing_cached(kernel, store) && evict_find(&run.evict)))
+        return MEMBENCH_E_UNSUPPORTED;
     if (atomic_exchange(&b->busy, 1))
         return MEMBENCH_E_BUSY;
-    struct bandwidth_run run = {.b = b, .kernel = kernel, .store = store, .kernels = kernels, .cancel = cancel};
-    const struct team_work work = {.context = &run, .prepare = prepare, .pass = pass, .check = check};
+    const struct team_work work = {
+        .context = &run, .prepare = prepare, .arrange = evict ? flush : NULL, .pass = pass, .check = check};
     const struct team_plan plan = {.cpus = b->cpus,
                                    .threads = b->threads,
                                    .max_passes = max_passes,
@@ -295,6 +319,8 @@ int membench_run(membench *b, int kernel, int isa, int store, int32_t max_passes
                                    .cancel = cancel};
     int32_t unpinned = 0;
     const int error = team_run(&plan, &work, passes, completed, &unpinned);
+    if (error == MEMBENCH_E_INVALID) /* whatever went wrong, the next run starts from nothing */
+        memset(b->owned, 0, (size_t)b->threads * sizeof *b->owned);
     atomic_store(&b->unpinned, unpinned);
     atomic_store(&b->busy, 0);
     return error;
@@ -318,44 +344,4 @@ void membench_cancel(int32_t *flag)
 {
     if (flag != NULL)
         __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
-}
-
-/* ---- names ---- */
-
-int membench_isa_supported(int isa) { return kernels_for(isa) != NULL; }
-
-int membench_isa_best(void)
-{
-    static const int preferred[] = {MEMBENCH_ISA_AVX512, MEMBENCH_ISA_AVX2, MEMBENCH_ISA_SSE2, MEMBENCH_ISA_NEON};
-    for (size_t i = 0; i < sizeof preferred / sizeof preferred[0]; i++)
-        if (membench_isa_supported(preferred[i]))
-            return preferred[i];
-    return MEMBENCH_ISA_SCALAR;
-}
-
-const char *membench_isa_name(int isa)
-{
-    switch (isa) {
-    case MEMBENCH_ISA_SCALAR: return "scalar";
-    case MEMBENCH_ISA_SSE2: return "sse2";
-    case MEMBENCH_ISA_AVX2: return "avx2";
-    case MEMBENCH_ISA_AVX512: return "avx512";
-    case MEMBENCH_ISA_NEON: return "neon";
-    default: return "unknown";
-    }
-}
-
-const char *membench_strerror(int error)
-{
-    switch (error) {
-    case MEMBENCH_OK: return "success";
-    case MEMBENCH_E_ARG: return "an argument is out of range";
-    case MEMBENCH_E_MAP: return "the memory could not be mapped";
-    case MEMBENCH_E_THREAD: return "a thread could not be created";
-    case MEMBENCH_E_UNSUPPORTED: return "instruction set or kind of store not supported here";
-    case MEMBENCH_E_CANCELLED: return "cancelled";
-    case MEMBENCH_E_INVALID: return "a result or checksum is wrong";
-    case MEMBENCH_E_BUSY: return "the handle is in a run";
-    default: return "unknown error";
-    }
 }

@@ -32,12 +32,22 @@ enum membench_store { MEMBENCH_STORE_PLAIN, MEMBENCH_STORE_NT };
 /* SCALAR: portable C, which the compiler may vectorise for the baseline of the architecture; it has no NT stores. */
 enum membench_isa { MEMBENCH_ISA_SCALAR, MEMBENCH_ISA_SSE2, MEMBENCH_ISA_AVX2, MEMBENCH_ISA_AVX512, MEMBENCH_ISA_NEON };
 
+/*
+ * STREAM: passes follow one another; the arrays must be much larger than the caches, or these are what is measured.
+ * EVICT: before every pass each thread flushes its slices of all three arrays from all caches, outside the timed part, so that
+ * small arrays are read from memory too. A plain store's line would stay dirty in a cache and its way to memory would never be
+ * timed: only READ, and kernels with NT stores where these bypass the caches for certain (x86), can be measured like this.
+ * A slice should have at least 16 MiB of each array: caches that start empty evict nothing while they fill, which made 2 MiB look
+ * 3..7 % faster than STREAM in the median, 8 MiB up to 3 %, and from 16 MiB on nothing above the noise (Xeon, 2 MiB of L2).
+ */
+enum membench_method { MEMBENCH_METHOD_STREAM, MEMBENCH_METHOD_EVICT };
+
 enum membench_error {
     MEMBENCH_OK = 0,
     MEMBENCH_E_ARG,         /* an argument is out of range, or a size overflows */
     MEMBENCH_E_MAP,         /* the system did not give the memory */
     MEMBENCH_E_THREAD,      /* a thread could not be created; those created are gone again */
-    MEMBENCH_E_UNSUPPORTED, /* this processor or architecture lacks the instruction set or the kind of store */
+    MEMBENCH_E_UNSUPPORTED, /* this processor or architecture lacks the instruction set, the kind of store or the method */
     MEMBENCH_E_CANCELLED,   /* the cancel flag was set; completed passes are kept but were not validated */
     MEMBENCH_E_INVALID,     /* a result element or a checksum is wrong: no pass of this run may be used */
     MEMBENCH_E_BUSY         /* the handle is in a run */
@@ -63,6 +73,9 @@ int membench_isa_best(void);
 const char *membench_isa_name(int isa);
 const char *membench_strerror(int error);
 
+/* 1 if EVICT can measure READ here: user code can flush caches; else 0. */
+int membench_evict_supported(void);
+
 /* Sets *flag to 1 atomically; callable from any thread. The run that was given the flag ends within milliseconds. */
 void membench_cancel(int32_t *flag);
 
@@ -74,13 +87,14 @@ void membench_cancel(int32_t *flag);
 int membench_open(membench **out, size_t elements, const int32_t *cpus, int32_t threads);
 
 /*
- * Creates the threads; each touches and initialises its own slice. Then 1..max_passes timed passes, with rest_seconds of sleep
- * between them; none starts once budget_seconds of timed work are spent (the first always runs) or *cancel is non-zero. Every
- * element is validated outside the timed part, the threads are joined. passes[0..*completed-1] are raw, also after an error.
+ * Creates the threads; each touches and initialises its own slice, as far as earlier runs of the handle left something to do. Then
+ * 1..max_passes timed passes, with rest_seconds of sleep between them; none starts once budget_seconds of timed work are spent (the
+ * first always runs) or *cancel is non-zero. Every element written is validated outside the timed part, every read pass by its
+ * checksum; the threads are joined. passes[0..*completed-1] are raw, also after an error.
  * cancel may be NULL and must not be reset during the run. The first pass is warm-up by STREAM's rules; dropping it is the caller's job.
  */
-int membench_run(membench *b, int kernel, int isa, int store, int32_t max_passes, double rest_seconds, double budget_seconds,
-                 int32_t *cancel, membench_pass *passes, int32_t *completed);
+int membench_run(membench *b, int kernel, int isa, int store, int method, int32_t max_passes, double rest_seconds,
+                 double budget_seconds, int32_t *cancel, membench_pass *passes, int32_t *completed);
 
 /* Threads of the last run that could not be pinned; 0 if no pinning was asked for. */
 int membench_unpinned(const membench *b);

@@ -211,7 +211,11 @@ static void *member_main(void *argument)
     if (team->plan->cpus != NULL && !pin(team->plan->cpus[m->index]))
         atomic_fetch_add(&team->unpinned, 1);
     note(team, work->prepare(work->context, m->index));
-    while (meet(team, before_pass)) {
+    for (;;) {
+        if (work->arrange != NULL && atomic_load(&team->error) == MEMBENCH_OK)
+            note(team, work->arrange(work->context, m->index));
+        if (!meet(team, before_pass))
+            break;
         timed_pass(m);
         if (!meet(team, after_pass))
             break;

@@ -11,6 +11,7 @@ struct team_work {
     void *context;
     int (*prepare)(void *context, int32_t thread); /* untimed, once */
     void (*settle)(void *context);                 /* on one thread, after every prepare; may be NULL */
+    int (*arrange)(void *context, int32_t thread); /* untimed, before every pass; may be NULL */
     int (*pass)(void *context, int32_t thread);    /* timed */
     int (*check)(void *context, int32_t thread);   /* untimed, once, after the last pass; may be NULL */
 };

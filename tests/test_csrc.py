@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
-TEST = ROOT / "tests" / "csrc" / "test_membench.c"
+TESTS = sorted(str(path) for path in (ROOT / "tests" / "csrc").glob("*.c"))
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 SOURCES = sorted(str(path) for path in CSRC.glob("*.c") if not path.name.startswith("_"))
+HASWELL = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"  # less what the emulator lacks and warns of
 INSTRUMENTED = os.environ | {"MEMBENCH_INSTRUMENTED": "1"}
 
 
@@ -40,14 +41,16 @@ def compiler(name: str = "cc") -> str:
 
 
 def compile_test(out: Path, *flags: str, cc: str = "cc") -> Path:
-    command = [compiler(cc), *WARNINGS, *flags, f"-I{CSRC}", *SOURCES, str(TEST), "-o", str(out), "-lpthread"]
+    command = [compiler(cc), *WARNINGS, *flags, f"-I{CSRC}", *SOURCES, *TESTS, "-o", str(out), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out
 
 
-def run(command: list[str], *, instrumented: bool = False) -> None:
-    env = INSTRUMENTED if instrumented else None
+def run(command: list[str], *, instrumented: bool = False, expect_isa: str | None = None) -> None:
+    env = INSTRUMENTED if instrumented else dict(os.environ)
+    if expect_isa is not None:
+        env = env | {"MEMBENCH_EXPECT_ISA": expect_isa}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
@@ -68,7 +71,8 @@ def test_library_keeps_its_promises(tmp_path: Path, level: str) -> None:
 
 
 def test_kernel_that_leaves_out_one_line_is_always_caught(tmp_path: Path) -> None:
-    run([str(compile_test(tmp_path / "fault", "-O2", "-DMEMBENCH_TEST_FAULT=1"))])
+    fault = ROOT / "tests" / "csrc" / "fault.h"
+    run([str(compile_test(tmp_path / "fault", "-O2", "-include", str(fault)))])
 
 
 @pytest.mark.real
@@ -101,6 +105,17 @@ def test_other_architectures(tmp_path: Path, machine: str) -> None:
     need(found=emulator is not None, what=f"qemu-{machine}")
     program = compile_test(tmp_path / machine, "-O2", "-static", cc=f"{machine}-linux-gnu-gcc")
     run([str(emulator), str(program)], instrumented=True)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("cpu", "isa"), [("Nehalem", "sse2"), (HASWELL, "avx2")], ids=["Nehalem", "Haswell"])
+def test_older_processors_get_what_they_have(tmp_path: Path, cpu: str, isa: str) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("x86-64 code")
+    emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
+    need(found=emulator is not None, what="qemu-x86_64")
+    program = compile_test(tmp_path / "static", "-O2", "-static")
+    run([str(emulator), "-cpu", cpu, str(program)], instrumented=True, expect_isa=isa)
 
 
 @pytest.mark.parametrize(("function", "accumulators"), [("flops_avx2", 12), ("flops_avx512", 16)])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from exporter.measure._membench import ffi, lib
 from exporter.roofline.ceiling import Kernel
@@ -12,6 +12,9 @@ from exporter.roofline.reason import Reason
 
 ELEMENT_BYTES: Final = 8
 """The arrays are of doubles."""
+
+Method = Literal["stream", "evict"]
+"""How memory and not a cache is measured: by large arrays, or by flushing small ones before every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,11 @@ class Membench:
         """The instruction set that the kernels use."""
         return _text(lib.membench_isa_name(self._isa))
 
+    @property
+    def evict_supported(self) -> bool:
+        """Whether `read` can be measured by flushing; a writing kernel answers UNSUPPORTED where it cannot."""
+        return bool(lib.membench_evict_supported())
+
     def cancelled(self) -> bool:
         """Whether `cancel` was called since the last `resume`."""
         return bool(self._cancel[0])
@@ -134,11 +142,19 @@ class MembenchArrays:
         return int(lib.membench_unpinned(self._handle))
 
     def run(
-        self, kernel: Kernel, store: Store, *, passes: int, rest_seconds: float, budget_seconds: float
+        self,
+        kernel: Kernel,
+        store: Store,
+        *,
+        passes: int,
+        rest_seconds: float,
+        budget_seconds: float,
+        method: Method = "stream",
     ) -> KernelRun:
         """Runs one kernel: so many passes, rests between them, none begun after `budget_seconds` of timed work."""
         number = getattr(lib, f"MEMBENCH_{kernel.name}")
         how = getattr(lib, f"MEMBENCH_STORE_{store.name}")
+        by = getattr(lib, f"MEMBENCH_METHOD_{method.upper()}")
 
         def call(times: object, completed: object) -> int:
             code: int = lib.membench_run(
@@ -146,6 +162,7 @@ class MembenchArrays:
                 number,
                 self._isa,
                 how,
+                by,
                 passes,
                 rest_seconds,
                 budget_seconds,

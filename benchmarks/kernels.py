@@ -18,7 +18,7 @@ from statistics import median
 
 from pairs import Comparison, show, shuffled
 
-from exporter.measure.membench import Membench, MembenchArrays
+from exporter.measure.membench import Membench, MembenchArrays, Way
 from exporter.roofline.ceiling import Kernel
 from exporter.roofline.passes import Store
 
@@ -53,7 +53,7 @@ class Contest:
         try:
             for kernel, store in ((Kernel.READ, Store.PLAIN), (Kernel.TRIAD, Store.NT), (Kernel.TRIAD, Store.PLAIN)):
                 for _ in range(ATTEMPTS):
-                    run = arrays.run(kernel, store, passes=PASSES, rest_seconds=0, budget_seconds=2)
+                    run = arrays.run(kernel, Way(self.engine.isas[0], store), passes=PASSES, rest_seconds=0, budget_seconds=2)
                     assert run.error is None, run.error
                     clean = [p.seconds for p in run.passes[1:] if p.cpu_ratio >= CLEAN]
                     if len(clean) >= PASSES // 2:
@@ -64,7 +64,7 @@ class Contest:
                 found[f"{kernel} {store} median"] = run.amount / median(clean) / 1e9
         finally:
             arrays.close()
-        fma = self.engine.fma(self.cpus, passes=PASSES, pass_seconds=0.05)
+        fma = self.engine.fma(self.cpus, self.engine.isas[0], passes=PASSES, pass_seconds=0.05)
         found["fma"] = fma.amount / median(p.seconds for p in fma.passes[1:]) / 1e9
         return found
 
@@ -83,7 +83,7 @@ class Contest:
 
     def likwid_bench(self) -> dict[str, float]:
         """Likwid's own figures, GB/s and GFLOP/s."""
-        isa, megabytes = self.engine.isa, self.array_bytes * 3 // 1_000_000
+        isa, megabytes = self.engine.isas[0], self.array_bytes * 3 // 1_000_000
         return {
             "load": self._likwid(LOAD[isa], f"{megabytes}MB", "MByte/s"),
             "stream_mem": self._likwid(f"stream_mem_{SUFFIX[isa]}", f"{megabytes}MB", "MByte/s"),
@@ -126,28 +126,28 @@ def main() -> None:
     if contest.likwid:
         rows += [
             Comparison(
-                f"triad nt / likwid stream_mem_{SUFFIX[contest.engine.isa]}",
+                f"triad nt / likwid stream_mem_{SUFFIX[contest.engine.isas[0]]}",
                 column("ours", "triad nt median"),
                 column("likwid", "stream_mem"),
                 "GB/s",
                 0.97,
             ),
             Comparison(
-                f"read / likwid {LOAD[contest.engine.isa]}",
+                f"read / likwid {LOAD[contest.engine.isas[0]]}",
                 column("ours", "read plain median"),
                 column("likwid", "load"),
                 "GB/s",
                 0.97,
             ),
             Comparison(
-                f"fma / likwid {FLOPS[contest.engine.isa]}",
+                f"fma / likwid {FLOPS[contest.engine.isas[0]]}",
                 column("ours", "fma"),
                 column("likwid", "peakflops"),
                 "GFLOP/s",
                 0.95,
             ),
         ]
-    title = f"{contest.engine.isa}, {options.threads} threads, 3 x {options.array_mib} MiB"
+    title = f"{contest.engine.isas[0]}, {options.threads} threads, 3 x {options.array_mib} MiB"
     show(title, rows, options.json, figures=figures)
 
 

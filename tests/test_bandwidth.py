@@ -9,12 +9,20 @@ import pytest
 from trees import Machine
 
 from exporter.measure.bandwidth import BandwidthMeter, BandwidthRun
-from exporter.measure.membench import Bench, KernelRun, Membench
+from exporter.measure.membench import Bench, KernelRun, Membench, Way
+from exporter.measure.whose import CpuSet
 from exporter.roofline.ceiling import Bandwidth, Kernel, ThreadScope
-from exporter.roofline.passes import Pass, Store
+from exporter.roofline.passes import (
+    EVICT_SLICE_BYTES,
+    EVICT_SMALL_PAGES_SLICE_BYTES,
+    Method,
+    Pass,
+    Store,
+)
 from exporter.roofline.reason import Reason
 
 MIB, GIB = 1 << 20, 1 << 30
+GROUP = "sys/fs/cgroup"
 PROC, SYS = Path("/proc"), Path("/sys")
 
 Spoil = Callable[["Call", Pass], Pass]
@@ -29,6 +37,8 @@ class Call:
     store: Store
     array_bytes: int
     repeat: int
+    method: Method = Method.STREAM
+    isa: str = "fake"
 
 
 @dataclass
@@ -42,7 +52,8 @@ class FakeEngine:
     refuse: Callable[[tuple[int, ...], int], Reason | None] = lambda _cpus, _size: None
     on_run: Callable[["FakeEngine"], None] = lambda _: None
     touch: Callable[[int], None] = lambda _: None
-    isa: str = "fake"
+    isas: tuple[str, ...] = ("fake",)
+    evict_supported: bool = False
     calls: list[Call] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -57,9 +68,13 @@ class FakeEngine:
         self.most_mapped = max(self.most_mapped, 3 * array_bytes * (self.opened - self.closed))
         return FakeBench(self, tuple(cpus), array_bytes)
 
-    def fma(self, cpus: Sequence[int], *, passes: int, pass_seconds: float) -> KernelRun:
+    def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:
         timed = Pass(pass_seconds, 1.0, 1.0, 0, 0)
-        return KernelRun((timed,) * passes, len(cpus) * 2e9)
+        return KernelRun((timed,) * passes, len(cpus) * 1e9 * self.isa_share(isa))
+
+    def isa_share(self, isa: str) -> float:
+        """The last named one is the fastest."""
+        return (1 + self.isas.index(isa)) / len(self.isas)
 
     def cancel(self) -> None:
         self.stopped = True
@@ -78,13 +93,12 @@ class FakeBench:
     array_bytes: int
     unpinned: int = 0
 
-    def run(
-        self, kernel: Kernel, store: Store, *, passes: int, rest_seconds: float, budget_seconds: float
-    ) -> KernelRun:
+    def run(self, kernel: Kernel, way: Way, *, passes: int, rest_seconds: float, budget_seconds: float) -> KernelRun:
         assert rest_seconds > 0
         assert budget_seconds > 0
         engine = self.engine
-        same = Call(self.cpus, kernel, store, self.array_bytes, 0)
+        store = way.store
+        same = Call(self.cpus, kernel, store, self.array_bytes, 0, way.method, way.isa)
         call = replace(same, repeat=sum(replace(c, repeat=0) == same for c in engine.calls))
         engine.calls.append(call)
         engine.on_run(engine)
@@ -94,8 +108,8 @@ class FakeBench:
         if reason is not None:
             return KernelRun(error=reason)
         engine.touch(3 * self.array_bytes)
-        rate = min(10e9 * len(self.cpus), 30e9)
-        if 3 * self.array_bytes <= engine.cache_bytes:
+        rate = min(10e9 * len(self.cpus), 30e9) * engine.isa_share(way.isa)
+        if 3 * self.array_bytes <= engine.cache_bytes and way.method is Method.STREAM:
             rate *= 3
         if kernel is not Kernel.READ and store is Store.PLAIN:
             rate *= engine.plain_share
@@ -119,17 +133,101 @@ def meter(
         sys=machine.sys,
         clock=lambda: 7.0,
         engine=engine,
-        cpus=lambda: tuple(range(cpus)),
+        cpus=lambda: CpuSet(tuple(range(cpus)), "exporter"),
     )
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path).memory().cache("0-7", 3, "32M")
+    found = Machine(tmp_path).memory().cache("0-7", 3, "32M")
+    return found.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
 
 
 def by(run: BandwidthRun, kernel: Kernel, scope: ThreadScope) -> Bandwidth:
     return next(b for b in run.measurements if (b.kernel, b.threads) == (kernel, scope))
+
+
+class TestEvict:
+    """Small arrays, flushed before every pass, where the budget is below what the cache asks for."""
+
+    def test_they_are_used_where_streams_rule_does_not_fit(self, machine: Machine) -> None:
+        """A 384 MiB cache: STREAM asks for 4.5 GiB, eviction for 96 MiB."""
+        machine.cache("0-7", 3, "393216K")
+        engine = FakeEngine(evict_supported=True)
+        run = meter(machine, engine).measure(full=True)
+        assert run.problem is None
+        assert {b.method for b in run.measurements} == {"evict"}
+        assert {c.method for c in engine.calls} == {Method.EVICT}
+        assert by(run, Kernel.READ, ThreadScope.ALL).best_bytes_per_second == pytest.approx(20e9)
+        assert by(run, Kernel.READ, ThreadScope.ALL).array_bytes == 2 * EVICT_SLICE_BYTES
+        assert by(run, Kernel.READ, ThreadScope.SINGLE).array_bytes == EVICT_SLICE_BYTES
+
+    def test_they_are_not_used_where_streams_rule_fits(self, machine: Machine) -> None:
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert {b.method for b in run.measurements} == {"stream"}
+
+    def test_nothing_is_written_through_the_caches(self, machine: Machine) -> None:
+        """A line that stays in a cache is not paid for within the pass."""
+        machine.cache("0-7", 3, "393216K")
+        engine = FakeEngine(evict_supported=True)
+        meter(machine, engine).measure(full=True)
+        assert {c.store for c in engine.calls if c.kernel is not Kernel.READ} == {Store.NT}
+
+    def test_a_small_container_gets_a_read_ceiling(self, machine: Machine) -> None:
+        """128 MiB of which 60 are used: a quarter of the rest times nothing, half of it does."""
+        machine.cache("0-7", 3, "393216K").mount_v2().group(
+            GROUP, {"memory.max": 128 * MIB, "memory.current": 60 * MIB}
+        )
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert run.problem is None
+        assert run.array_bytes
+        assert 3 * run.array_bytes <= 34 * MIB
+
+    def test_without_huge_pages_the_slices_are_larger(self, machine: Machine) -> None:
+        machine.cache("0-7", 3, "393216K").write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert run.array_bytes == 2 * EVICT_SMALL_PAGES_SLICE_BYTES
+
+    def test_too_little_memory_for_either_is_a_reason(self, machine: Machine) -> None:
+        machine.cache("0-7", 3, "393216K").mount_v2().group(GROUP, {"memory.max": 70 * MIB, "memory.current": 60 * MIB})
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert run.measurements == ()
+        assert run.problem is Reason.NO_MEMORY
+
+    def test_tracking_runs_use_them_too(self, machine: Machine) -> None:
+        machine.cache("0-7", 3, "393216K")
+        engine = FakeEngine(evict_supported=True)
+        subject = meter(machine, engine)
+        subject.measure(full=True)
+        engine.calls.clear()
+        run = subject.measure(full=False)
+        assert {b.kernel for b in run.measurements} == {Kernel.READ, Kernel.TRIAD}
+        assert {c.method for c in engine.calls} == {Method.EVICT}
+
+
+class TestVariants:
+    def test_the_fastest_instruction_set_is_kept(self, machine: Machine) -> None:
+        engine = FakeEngine(isas=("wide", "narrow"))
+        run = meter(machine, engine).measure(full=True)
+        assert {b.isa for b in run.measurements} == {"narrow"}
+        assert run.compute
+        assert run.compute.isa == "narrow"
+
+    def test_the_servers_cpus_are_measured_and_said_to_be(self, machine: Machine) -> None:
+        engine = FakeEngine()
+        subject = meter(machine, engine)
+        subject._cpus = lambda: CpuSet((3, 5), "server")
+        run = subject.measure(full=True)
+        assert run.cpus == (3, 5)
+        assert {b.scope for b in run.measurements} == {"server"}
+
+    def test_flags_tell_what_to_know(self, machine: Machine) -> None:
+        assert by(meter(machine, FakeEngine()).measure(full=True), Kernel.READ, ThreadScope.ALL).flags == ()
+
+    def test_a_configured_compute_peak_is_not_measured(self, machine: Machine) -> None:
+        subject = meter(machine, FakeEngine())
+        subject._measure_compute = False
+        assert subject.measure(full=True).compute is None
 
 
 class TestFullRun:
@@ -144,7 +242,7 @@ class TestFullRun:
         assert by(run, Kernel.READ, ThreadScope.SINGLE).best_bytes_per_second == pytest.approx(10e9)
         assert by(run, Kernel.READ, ThreadScope.ALL).thread_count == 2
         assert run.compute
-        assert run.compute.flops_per_second == pytest.approx(2 * 2e9 / 0.02)
+        assert run.compute.flops_per_second == pytest.approx(2 * 1e9 / 0.01)
         assert run.problem is None
         assert run.rejected == {}
         assert not run.cache_assumed
@@ -305,7 +403,7 @@ class TestSize:
     def test_a_cache_larger_than_told_is_found_and_outgrown(self, machine: Machine) -> None:
         run = meter(machine, FakeEngine(cache_bytes=400 * MIB)).measure(full=True)
         assert run.problem is None
-        assert run.array_bytes == GIB // 3
+        assert run.array_bytes == GIB // 3 // 64 * 64
         assert by(run, Kernel.READ, ThreadScope.ALL).best_bytes_per_second == pytest.approx(20e9)
 
     def test_a_cache_that_the_budget_cannot_outgrow_is_suspect(self, machine: Machine) -> None:
@@ -366,7 +464,7 @@ class TestShortRun:
             sys=machine.sys,
             clock=lambda: 7.0,
             engine=engine,
-            cpus=lambda: cpus[-1],
+            cpus=lambda: CpuSet(cpus[-1], "exporter"),
         )
         subject.measure(full=True)
         cpus.append((4, 5, 6))
@@ -380,7 +478,7 @@ class TestShortRun:
         subject.measure(full=True)
         machine.memory(free=800 * MIB)
         run = subject.measure(full=False)
-        assert run.array_bytes == 200 * MIB // 3
+        assert run.array_bytes == 200 * MIB // 3 // 64 * 64
         assert len(run.measurements) == 2
         machine.memory(free=100 * MIB)
         assert subject.measure(full=False).problem is Reason.CACHE_SUSPECT
@@ -438,15 +536,15 @@ class TestRealLibrary:
         engine = Membench()
         bench = engine.open((0,), 8 * MIB + 1000)
         assert not isinstance(bench, Reason)
-        run = bench.run(Kernel.TRIAD, Store.PLAIN, passes=4, rest_seconds=0.001, budget_seconds=1.0)
+        run = bench.run(Kernel.TRIAD, Way(engine.isas[0]), passes=4, rest_seconds=0.001, budget_seconds=1.0)
         bench.close()
         assert run.error is None
         assert len(run.passes) == 4
         assert run.amount == (8 * MIB + 1000) // 8 * 24
-        assert engine.isa in {"scalar", "sse2", "avx2", "avx512", "neon"}
+        assert set(engine.isas) <= {"scalar", "sse2", "avx2", "avx512", "neon"}
 
     def test_compute_peak(self) -> None:
-        run = Membench().fma((0,), passes=3, pass_seconds=0.01)
+        run = Membench().fma((0,), Membench().isas[0], passes=3, pass_seconds=0.01)
         assert run.error is None
         assert run.amount / min(p.seconds for p in run.passes) > 1e8
 
@@ -482,6 +580,6 @@ class TestRealLibrary:
         for _ in range(3):
             bench = engine.open((0,), 64 * MIB)
             assert not isinstance(bench, Reason)
-            bench.run(Kernel.READ, Store.PLAIN, passes=1, rest_seconds=0.0, budget_seconds=1.0)
+            bench.run(Kernel.READ, Way(engine.isas[0]), passes=1, rest_seconds=0.0, budget_seconds=1.0)
             bench.close()
         assert resident() - before < 16 * MIB

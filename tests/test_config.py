@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from real import missing
 
 from exporter.config import (
     BandwidthSettings,
@@ -142,7 +144,7 @@ def test_a_key_that_cannot_be_printed_keeps_the_message_on_one_line() -> None:
 
 def test_relative_paths_start_at_the_directory_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-1\n")
-    (tmp_path / "ca.pem").write_text("-\n")
+    (tmp_path / "ca.pem").write_text(authorities())
     config = tmp_path / "config.yaml"
     config.write_text(f"servers: [{{name: a, url: https://a, api_key_file: key, ca_file: {tmp_path}/ca.pem}}]")
 
@@ -356,10 +358,24 @@ def test_a_gpu_has_its_peak_from_the_configuration() -> None:
     assert (gpu.peak_bandwidth, gpu.compute_peak, gpu.sustained_fraction) == (640e9, 40e12, 0.8)
 
 
-def test_a_certificate_authority_is_for_https_only() -> None:
+def authorities() -> str:
+    """The certificates that this machine trusts."""
+    found = (Path(p) for p in (ssl.get_default_verify_paths().cafile, "/etc/ssl/certs/ca-certificates.crt") if p)
+    bundle = next((p for p in found if p.is_file()), None)
+    return bundle.read_text() if bundle else missing("this machine has no file of trusted certificates")
+
+
+def test_a_certificate_authority_is_for_https_only(tmp_path: Path) -> None:
+    here = tmp_path / "ca.pem"
+    here.write_text(authorities())
+    assert server(url="https://a", ca_file=str(here)).ca_file == here
+    assert "only with an https URL" in errors_of(one_server(ca_file=str(here)))[0]
+
+
+def test_a_certificate_authority_that_is_none_is_found_when_loading() -> None:
+    """And not when the daemon makes its first connection."""
     here = str(TESTDATA / "bad_tag.yaml")
-    assert server(url="https://a", ca_file=here).ca_file == Path(here)
-    assert "only with an https URL" in errors_of(one_server(ca_file=here))[0]
+    assert "holds no certificate" in errors_of(one_server(url="https://a", ca_file=here))[0]
 
 
 def test_thresholds_are_per_batch() -> None:

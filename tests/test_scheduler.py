@@ -12,15 +12,17 @@ import pytest
 from fake_llama import Behaviour, FakeLlama
 from fake_llama_answers import Model
 
-from exporter.config import ProbeSettings, ServerSettings, Settings
+from exporter.config import BandwidthSettings, ProbeSettings, ServerSettings, Settings
 from exporter.measure.bandwidth import BandwidthRun
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
-from exporter.measure.probe import DecodeProbe
+from exporter.measure.probe import DecodeProbe, Identity
 from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
+from exporter.roofline.decode import DecodeSample
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import HostInfo, Server, ServerState, view
+from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, view
+from exporter.service.duty import DutyAccount
 from exporter.service.scheduler import Scheduler
 from exporter.service.watch import Clocks, ServerWatch
 
@@ -107,6 +109,9 @@ class Bench:
     fake: FakeLlama
     scheduler: Scheduler
     watch: ServerWatch
+    probe: DecodeProbe
+    duty: DutyAccount
+    executor: ThreadPoolExecutor
 
     @property
     def server(self) -> Server:
@@ -118,29 +123,43 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    fake: FakeLlama, tmp_path: Path, *, server: dict[str, object] | None = None, probe: dict[str, object] | None = None
+    fake: FakeLlama,
+    tmp_path: Path,
+    *,
+    server: dict[str, object] | None = None,
+    probe: dict[str, object] | None = None,
+    machine: dict[str, object] | None = None,
 ) -> AsyncIterator[Bench]:
     moment = ManualTime()
     server_settings = ServerSettings.model_validate({"name": "local", "url": fake.url, **(server or {})})
-    settings = Settings(servers=(server_settings,), probe=ProbeSettings.model_validate(probe or {}))
+    settings = Settings(
+        servers=(server_settings,),
+        probe=ProbeSettings.model_validate(probe or {}),
+        bandwidth=BandwidthSettings.model_validate(machine or {}),
+    )
     meter = FakeMeter(moment)
     made: list[ServerWatch] = []
+    makers: list[DecodeProbe] = []
     async with open_session(fake.url, None) as session:
         client = LlamaClient(session, fake.url, None)
+
+        duty = DutyAccount(settings.probe.max_duty_cycle, moment.monotonic)
 
         def watches(roof: Callable[[RoofPolicy], Roof]) -> Sequence[ServerWatch]:
             # Probes are timed by the real clock: the fake answers at once.
             contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
             maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
+            makers.append(maker)
             made.append(
                 ServerWatch(
                     settings=server_settings,
                     probing=settings.probe,
-                    duty_cycle=settings.probe.max_duty_cycle,
+                    duty=duty,
                     probe=maker,
                     models=ModelReader(ModelHints()),
                     roof=roof,
                     clocks=moment.clocks,
+                    machine_compute_peak=settings.bandwidth.compute_peak,
                 )
             )
             return made
@@ -149,13 +168,14 @@ async def bench(
             scheduler = Scheduler(
                 settings=settings,
                 watches=watches,
+                duty=duty,
                 meter=meter,
                 executor=executor,
                 info=HostInfo("cpu", 2, None, None, "6", "x86_64"),
                 clocks=moment.clocks,
                 sleep=moment.sleep,
             )
-            yield Bench(moment, meter, fake, scheduler, made[0])
+            yield Bench(moment, meter, fake, scheduler, made[0], makers[0], duty, executor)
 
 
 async def test_one_cycle_places_every_batch_under_the_roof(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -236,14 +256,14 @@ async def test_a_busy_server_is_left_alone_and_asked_again_soon(fake_llama: Fake
         assert fake_llama.asked("/completion") == sent
         assert b.state() == "busy"
         assert b.server.counts == {Reason.BUSY: 4}
-        assert b.server.busy_seconds == pytest.approx(300)
+        assert [r.busy_seconds for r in b.server.batches.values()] == pytest.approx([300, 300, 300])
         assert b.watch.due == pytest.approx(b.time.now + 15)
         await b.watch.check()
         assert b.state() == "busy", "health alone does not tell that users are gone"
         fake_llama.behaviour.foreign = frozenset()
         await b.watch.cycle()
         assert b.state() == "ready"
-        assert b.server.busy_seconds == 0
+        assert not any(r.busy_seconds for r in b.server.batches.values())
 
 
 async def test_decode_values_expire_but_time_spent_on_users_does_not_count(
@@ -254,12 +274,15 @@ async def test_decode_values_expire_but_time_spent_on_users_does_not_count(
         interval = b.server.interval_seconds
         assert view(snapshot, b.time.now + 3 * interval - 1).servers[0].points
         assert not view(snapshot, b.time.now + 3 * interval + 1).servers[0].points
-        served = replace(snapshot.servers[0], busy_seconds=500.0)
-        snapshot = replace(snapshot, servers=(served,))
-        assert view(snapshot, b.time.now + 3 * interval + 499).servers[0].points
-        forever = replace(snapshot, servers=(replace(served, busy_seconds=1e9),))
-        assert not view(forever, b.time.now + 3 * interval + 3601).servers[0].points
-        assert view(forever, b.time.now + 3 * interval + 3601).servers[0].server.succeeded == 3
+
+        def busy(seconds: float) -> Snapshot:
+            (server,) = snapshot.servers
+            batches = {b: replace(r, busy_seconds=seconds) for b, r in server.batches.items()}
+            return replace(snapshot, servers=(replace(server, batches=batches),))
+
+        assert view(busy(500), b.time.now + 3 * interval + 499).servers[0].points
+        assert not view(busy(1e9), b.time.now + 3 * interval + 3601).servers[0].points
+        assert view(busy(1e9), b.time.now + 3 * interval + 3601).servers[0].server.succeeded == 3
 
 
 async def test_a_server_that_is_checked_no_more_is_not_said_to_be_up(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -270,19 +293,97 @@ async def test_a_server_that_is_checked_no_more_is_not_said_to_be_up(fake_llama:
         assert not view(snapshot, b.time.now + 61).servers[0].server.state.up
 
 
-async def test_the_duty_cycle_wins_over_the_interval(tmp_path: Path) -> None:
-    """A probe that takes long is followed by a pause that keeps the promised share."""
-    behaviour = Behaviour(real_time=True, step_seconds=lambda _: 0.002)
-    async with FakeLlama(behaviour) as fake:
-        settings = {"batches": [1], "interval": "1s", "health_interval": "1s", "max_duty_cycle": 0.02}
-        async with bench(fake, tmp_path, probe=settings) as b:
-            b.watch._clocks = Clocks(time.monotonic, time.time)
-            started = time.monotonic()
+async def test_the_duty_cycle_wins_over_the_interval(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """Over an hour of probing whenever it is allowed, users coming and going, the promised share is kept."""
+    fake_llama.behaviour.step_seconds = lambda _: 0.01
+    async with bench(fake_llama, tmp_path, probe={"interval": "1s", "health_interval": "1s", "timeout": "10s"}) as b:
+        measure, spent = b.probe.measure, 0.0
+
+        async def slow(identity: Identity, batch: int) -> DecodeSample | Reason:
+            nonlocal spent
+            b.time.now += 2.0
+            spent += 2.0
+            # Every third probe is voided; after each, a user comes.
+            fake_llama.behaviour.foreign = frozenset({"after"}) if spent % 6 else frozenset()
+            return Reason.WRONG_LENGTH if spent % 6 else await measure(identity, batch)
+
+        b.probe.measure = slow  # type: ignore[method-assign]
+        began = b.time.now
+        await b.scheduler.run_once()
+        while b.time.now < began + 3600:
+            if b.time.now >= b.watch.due and b.duty.free():
+                await b.watch.cycle()
+                fake_llama.behaviour.foreign = frozenset()
+            b.time.now += 0.5
+        assert spent > 10
+        # The first round is not put off: three batches beyond the share.
+        assert spent <= 0.02 * 3600 + 3 * 2.0
+        assert b.scheduler._freeze().duty_cycle_ratio <= 0.022
+
+
+async def test_a_round_that_users_interrupted_goes_on_where_it_stopped(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        measure, order = b.probe.measure, []
+
+        async def noted(identity: Identity, batch: int) -> DecodeSample | Reason:
+            order.append(batch)
+            result = await measure(identity, batch)
+            fake_llama.behaviour.foreign = frozenset({"after"})
+            return result
+
+        b.probe.measure = noted  # type: ignore[method-assign]
+        for _ in range(6):
             await b.watch.cycle()
-            spent = time.monotonic() - started
-            assert spent > 0.05
-            assert b.server.interval_seconds > 0.9 * spent / 0.02 * 0.5
-            assert b.watch.due - time.monotonic() > 1.0
+            fake_llama.behaviour.foreign = frozenset()
+        assert order == [1, 2, 4, 1, 2, 4]
+
+
+async def test_a_dead_server_costs_the_others_nothing(tmp_path: Path) -> None:
+    """It is not asked again in the measuring loop, and takes no share of the duty cycle."""
+    async with FakeLlama(Behaviour(faults={"*": "hang"})) as fake, bench(fake, tmp_path) as b:
+        b.watch._checked = True
+        before = len(fake.requests)
+        await b.watch.cycle()
+        assert len(fake.requests) == before
+        assert b.duty.free()
+        assert b.server.counts == {Reason.UNREACHABLE: 1}
+
+
+async def test_a_skipped_batch_is_not_a_failed_probe(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.n_slots = 1
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once()
+        skipped = b.server.batches[2]
+        assert (skipped.success, skipped.duration_seconds, skipped.reason) == (None, None, Reason.TOO_FEW_SLOTS)
+
+
+async def test_a_configured_compute_peak_of_the_machine_is_its_servers(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path, machine={"compute_peak": "2000GFLOP/s"}) as b:
+        (server,) = view(await b.scheduler.run_once(), b.time.now).servers
+        assert (server.roof.compute_flops_per_second, server.roof.compute_source) == (2e12, "configured")
+
+
+async def test_a_machine_without_threads_is_a_reason(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+
+        def none_left(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        b.executor.submit = none_left  # type: ignore[assignment]
+        snapshot = await b.scheduler.run_once(probe=False)
+        assert snapshot.host.problem is Reason.NO_THREADS
+        assert snapshot.host.rejected_passes == {Reason.NO_THREADS: 1}
+
+
+async def test_a_disturbed_first_run_is_made_again_at_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        b.meter.problem = Reason.PREEMPTED
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs == [True] * 3
+        b.meter.runs.clear()
+        b.meter.problem = Reason.NO_MEMORY
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs == [True]
 
 
 async def test_a_new_model_removes_the_old_samples(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -320,12 +421,12 @@ async def test_samples_below_the_threshold_are_counted_and_the_first_confirmed_s
 async def test_a_rejected_run_leaves_the_ceiling_in_force(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         await b.scheduler.run_once(probe=False)
-        b.meter.problem = Reason.PREEMPTED
+        b.meter.problem = Reason.NO_MEMORY
         b.time.now += 300
         snapshot = await b.scheduler.run_once(probe=False)
         assert view(snapshot, b.time.now).in_force
-        assert snapshot.host.rejected_passes == {Reason.PREEMPTED: 3}
-        assert snapshot.host.problem is Reason.PREEMPTED
+        assert snapshot.host.rejected_passes == {Reason.NO_MEMORY: 3}
+        assert snapshot.host.problem is Reason.NO_MEMORY
         assert snapshot.host.runs == 2
         assert snapshot.host.last_success_timestamp == pytest.approx(1.7e9 + 1000)
 
@@ -352,7 +453,7 @@ async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_ll
 async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: FakeLlama, tmp_path: Path) -> None:
     """30 s, 60 s, 120 s and so on up to the interval; a success goes back to it."""
     async with bench(fake_llama, tmp_path) as b:
-        b.meter.problem = Reason.PREEMPTED
+        b.meter.problem = Reason.NO_MEMORY
         pauses = []
         for _ in range(6):
             await b.scheduler.run_once(probe=False)

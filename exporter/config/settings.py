@@ -37,6 +37,7 @@ from exporter.config.units import (
     shown,
 )
 from exporter.config.values import (
+    certificate_file,
     file_path,
     in_order,
     listed,
@@ -168,7 +169,7 @@ class ServerSettings(Section):
     def _ca_needs_tls(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None and not info.data.get("url", "https:").startswith("https:"):
             raise ValueError("a certificate authority has a use only with an https URL; remove it, or write https")
-        return value
+        return value if value is None else certificate_file(value, info)
 
     @field_validator("peak_bandwidth")
     @classmethod

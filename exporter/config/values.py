@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -116,6 +117,16 @@ def readable_file(path: Path, info: ValidationInfo) -> Path:
     except OSError as error:
         why = (error.strerror or "unknown error").lower()
         raise ValueError(f"{seen} cannot be read: {why}; write the path of a file that this user may read") from None
+    return path
+
+
+def certificate_file(path: Path, info: ValidationInfo) -> Path:
+    """Check that the file holds certificates that TLS can use; only when loading, as `readable_file`."""
+    if info.context:
+        try:
+            ssl.create_default_context(cafile=path)
+        except (ssl.SSLError, OSError):
+            raise ValueError(f"'{path}' holds no certificate; write the path of a PEM file") from None
     return path
 
 

@@ -12,12 +12,23 @@ from types import MappingProxyType
 from typing import Final
 
 from exporter.measure.cgroup import quota_cpus
-from exporter.measure.host import allowed_cpus, memory_budget_bytes
+from exporter.measure.host import huge_pages_given, memory_budget_bytes
 from exporter.measure.kernels import FULL_PASSES, LEAST_PASSES, KernelRunner
 from exporter.measure.membench import Engine, Membench
 from exporter.measure.topology import assumed_cache_bytes, last_level_cache_bytes, thread_sets
+from exporter.measure.whose import CpuSet, measured_cpus
 from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel
-from exporter.roofline.passes import SizePlan, Store, fastest, plan_sizes
+from exporter.roofline.passes import (
+    EVICT_MEMORY_SHARE,
+    EvictPlan,
+    Method,
+    Size,
+    SizePlan,
+    Store,
+    evict_slice_bytes,
+    fastest,
+    plan_sizes,
+)
 from exporter.roofline.reason import Reason
 
 REST_SECONDS: Final = 0.01
@@ -55,6 +66,11 @@ class BandwidthRun:
     cache_assumed: bool
     unpinned_threads: int = 0
 
+    @classmethod
+    def failed(cls, reason: Reason) -> "BandwidthRun":
+        """A run that could not even begin."""
+        return cls((), None, MappingProxyType({reason: 1}), reason, None, (), 0, cache_assumed=False)
+
 
 @dataclass(frozen=True, slots=True)
 class _Calibration:
@@ -89,7 +105,8 @@ class BandwidthMeter:
         sys: The root of sysfs.
         clock: Monotonic seconds.
         engine: The compiled kernels.
-        cpus: Tells the CPUs that this process may use.
+        cpus: Tells the CPUs to measure on, and whose they are; asked anew for each run.
+        measure_compute: Whether full runs measure the compute peak too.
     """
 
     def __init__(
@@ -101,7 +118,8 @@ class BandwidthMeter:
         sys: Path,
         clock: Callable[[], float],
         engine: Engine | None = None,
-        cpus: Callable[[], tuple[int, ...]] = allowed_cpus,
+        cpus: Callable[[], CpuSet] = lambda: measured_cpus(()),
+        measure_compute: bool = True,
     ) -> None:
         self._max_memory = max_memory
         self._threads = threads
@@ -110,6 +128,7 @@ class BandwidthMeter:
         self._clock = clock
         self._engine = engine or Membench()
         self._cpus = cpus
+        self._measure_compute = measure_compute
         self._calibration: _Calibration | None = None
 
     def cancel(self) -> None:
@@ -128,16 +147,25 @@ class BandwidthMeter:
             progress: Told in a few words what is being measured.
         """
         tell = progress or (lambda _: None)
-        cpus = self._cpus()
+        chosen = self._cpus()
+        cpus = chosen.cpus
         told = last_level_cache_bytes(self._sys, cpus)
         cache = told or assumed_cache_bytes(len(cpus))
-        rest = REST_SECONDS if quota_cpus(self._proc, self._sys) is None else QUOTA_REST_SECONDS
-        runner = KernelRunner(self._engine, self._proc, self._sys, self._clock, rest)
+        quota = quota_cpus(self._proc, self._sys) is not None
+        runner = KernelRunner(
+            self._engine,
+            self._proc,
+            self._sys,
+            self._clock,
+            rest_seconds=QUOTA_REST_SECONDS if quota else REST_SECONDS,
+            scope=chosen.scope,
+            flags=tuple(name for name, on in (("cache_assumed", told is None), ("quota", quota)) if on),
+        )
         swept = thread_sets(self._sys, cpus, self._threads)
         sets = swept if len(swept[-1]) == 1 else (*swept, swept[-1][:1])
         compute: ComputePeak | Reason | None = None
         try:
-            plan = plan_sizes(cache, memory_budget_bytes(self._proc, self._sys, self._max_memory))
+            plan = self._plan(cache, len(swept[0]))
             known = self._calibration
             if isinstance(plan, Reason):
                 found = _nothing(runner.refuse(plan))
@@ -146,7 +174,7 @@ class BandwidthMeter:
             else:
                 found = _measure_again(runner, plan, sets, known, tell)
             self._remember(cpus, found)
-            if full and not runner.cancelled():
+            if full and self._measure_compute and not runner.cancelled():
                 tell("compute peak")
                 compute = runner.compute_peak(sets[0])
         finally:
@@ -164,6 +192,15 @@ class BandwidthMeter:
             unpinned_threads=runner.unpinned,
         )
 
+    def _plan(self, cache_bytes: int, threads: int) -> SizePlan | EvictPlan | Reason:
+        """Large arrays where STREAM's rule fits into the budget; else small ones, flushed; else as large as may be."""
+        by_size = plan_sizes(cache_bytes, memory_budget_bytes(self._proc, self._sys, self._max_memory))
+        if not self._engine.evict_supported or (isinstance(by_size, SizePlan) and by_size.rule_met):
+            return by_size
+        budget = memory_budget_bytes(self._proc, self._sys, self._max_memory, EVICT_MEMORY_SHARE)
+        part = evict_slice_bytes(threads, budget, huge_pages=huge_pages_given(self._sys))
+        return by_size if part is None else EvictPlan(part)
+
     def _remember(self, cpus: tuple[int, ...], found: _Found) -> None:
         """Keeps what was found fastest; a run without a `read` ceiling changes nothing."""
         best = _measured(found.best)
@@ -173,17 +210,18 @@ class BandwidthMeter:
 
 
 def _measure_all(
-    runner: KernelRunner, plan: SizePlan, sets: tuple[tuple[int, ...], ...], tell: Callable[[str], None]
+    runner: KernelRunner, plan: SizePlan | EvictPlan, sets: tuple[tuple[int, ...], ...], tell: Callable[[str], None]
 ) -> _Found:
     """Every kernel on every set of CPUs (the last is a single CPU), with arrays proven to lie in memory."""
-    tell("array size")
-    size = runner.proven_bytes(plan, sets)
+    size = _proven(runner, plan, sets, tell)
     if isinstance(size, Reason):
         return _nothing(size)
-    stores = {kernel: _READ_STORES if kernel is Kernel.READ else tuple(Store) for kernel in _BY_IMPORTANCE}
+    # A line that a plain store left in a cache is written back after the pass, so flushing first proves nothing.
+    writes = (Store.NT,) if isinstance(plan, EvictPlan) else tuple(Store)
+    stores = {kernel: _READ_STORES if kernel is Kernel.READ else writes for kernel in _BY_IMPORTANCE}
     results = [_measure_set(runner, cpus, size, stores, tell) for cpus in sets]
     return _Found(
-        size,
+        size.largest(sets),
         {kernel: fastest([result[kernel] for result in results]) for kernel in _BY_IMPORTANCE},
         tuple(_measured(results[-1]).values()),
     )
@@ -191,13 +229,16 @@ def _measure_all(
 
 def _measure_again(
     runner: KernelRunner,
-    plan: SizePlan,
+    plan: SizePlan | EvictPlan,
     sets: tuple[tuple[int, ...], ...],
     known: _Calibration,
     tell: Callable[[str], None],
 ) -> _Found:
     """The kernels that ceilings come from, as they were fastest. A smaller budget than before needs a new proof."""
-    size = known.array_bytes if known.array_bytes <= plan.largest else runner.proven_bytes(plan, sets)
+    if isinstance(plan, SizePlan) and known.array_bytes <= plan.largest:
+        size: Size | Reason = Size(Method.STREAM, whole=known.array_bytes)
+    else:
+        size = _proven(runner, plan, sets, tell)
     if isinstance(size, Reason):
         return _nothing(size)
     best: dict[Kernel, Bandwidth | Reason] = {}
@@ -210,13 +251,24 @@ def _measure_again(
         }
         if stores:
             best |= _measure_set(runner, cpus, size, stores, tell, passes=LEAST_PASSES)
-    return _Found(size, {kernel: fastest([result]) for kernel, result in best.items()})
+    return _Found(size.largest(sets), {kernel: fastest([result]) for kernel, result in best.items()})
+
+
+def _proven(
+    runner: KernelRunner, plan: SizePlan | EvictPlan, sets: tuple[tuple[int, ...], ...], tell: Callable[[str], None]
+) -> Size | Reason:
+    """A size at which memory is measured: cold by construction, or shown by comparing sizes."""
+    if isinstance(plan, EvictPlan):
+        return Size(Method.EVICT, part=plan.slice_bytes)
+    tell("array size")
+    proven = runner.proven_bytes(plan, sets)
+    return proven if isinstance(proven, Reason) else Size(Method.STREAM, whole=proven)
 
 
 def _measure_set(
     runner: KernelRunner,
     cpus: tuple[int, ...],
-    array_bytes: int,
+    size: Size,
     stores: Mapping[Kernel, tuple[Store, ...]],
     tell: Callable[[str], None],
     *,
@@ -225,7 +277,7 @@ def _measure_set(
     """Some kernels on one set of CPUs. One that fails does not keep the others from being measured."""
     if runner.cancelled():
         return dict.fromkeys(stores, Reason.CANCELLED)
-    arrays = runner.open(cpus, array_bytes)
+    arrays = runner.open(cpus, size.of(cpus), size.method)
     if isinstance(arrays, Reason):
         return dict.fromkeys(stores, arrays)
     results: dict[Kernel, Bandwidth | Reason] = dict.fromkeys(stores, Reason.CANCELLED)

@@ -13,10 +13,9 @@ from typing import Final
 
 from exporter.measure.cgroup import memory_left_bytes, memory_limit_bytes, read_int, read_text, throttled_seconds
 from exporter.measure.topology import last_level_cache_bytes
+from exporter.roofline.passes import MEMORY_SHARE
 from exporter.roofline.snapshot import HostInfo
 
-BUDGET_SHARE: Final = 4
-"""The kernels' arrays take at most one part in this many of what is left of any memory."""
 STEAL_LIMIT: Final = 0.05
 """Share of the CPUs' time that the hypervisor may give to others; a busy cloud machine loses up to 3 % all the time."""
 STALL_LIMIT: Final = 0.2
@@ -47,21 +46,27 @@ def meminfo_bytes(proc: Path, name: str) -> int | None:
     return int(match[1]) << 10 if match else None
 
 
-def memory_budget_bytes(proc: Path, sys: Path, max_memory: int) -> int:
+def memory_budget_bytes(proc: Path, sys: Path, max_memory: int, group_share: int = MEMORY_SHARE) -> int:
     """What the kernels' arrays may take together, bytes; at least 0.
 
-    The least of `max_memory`, a quarter of what each visible control group leaves, and a quarter of the memory that
-    is free now. Free, not available: a mapped model is "available" page cache, and evicting it would slow the server
-    down.
+    The least of `max_memory`, one part in `group_share` of what each visible control group leaves, and a quarter of
+    the memory that is free now. Free, not available: a mapped model is "available" page cache, and evicting it would
+    slow the server down.
     """
-    left = (memory_left_bytes(proc, sys), meminfo_bytes(proc, "MemFree"))
-    return max(0, min([max_memory, *(value // BUDGET_SHARE for value in left if value is not None)]))
+    left = ((memory_left_bytes(proc, sys), group_share), (meminfo_bytes(proc, "MemFree"), MEMORY_SHARE))
+    return max(0, min([max_memory, *(value // share for value, share in left if value is not None)]))
 
 
 def anonymous_huge_bytes(proc: Path) -> int | None:
     """This process's anonymous memory that lies on huge pages, bytes; None when the kernel does not tell."""
     match = re.search(r"^AnonHugePages:\s*(\d+) kB$", read_text(proc / "self/smaps_rollup") or "", re.MULTILINE)
     return int(match[1]) << 10 if match else None
+
+
+def huge_pages_given(sys: Path) -> bool:
+    """Whether the kernel gives transparent huge pages to who asks for them."""
+    enabled = read_text(sys / "kernel/mm/transparent_hugepage/enabled") or ""
+    return "[always]" in enabled or "[madvise]" in enabled
 
 
 def huge_page_bytes(sys: Path) -> int:

@@ -1,5 +1,6 @@
 """Runs kernels until enough of their passes are clean, and counts by reason what was rejected on the way."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from exporter.measure.host import anonymous_huge_bytes, huge_page_bytes
-from exporter.measure.membench import Bench, Engine, KernelRun
+from exporter.measure.membench import Bench, Engine, KernelRun, Way
 from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, PassSummary, ThreadScope
 from exporter.roofline.passes import (
     ARRAYS,
     LEAST_CLEAN_PASSES,
     WARM_UP_PASSES,
+    Method,
     SizePlan,
     Store,
     is_plateau,
@@ -30,7 +32,8 @@ PATIENT_BUDGET_SECONDS: Final = 5.0
 """The same for a second attempt, so that a very slow machine gets its passes too."""
 PATIENCE_SECONDS: Final = 15.0
 """After this much of a measurement, a run whose passes were disturbed is not made once more."""
-COMPUTE_PASS_SECONDS: Final = 0.02
+COMPUTE_PASS_SECONDS: Final = 0.01
+TRIAL_PASSES: Final = WARM_UP_PASSES + 2
 PLATEAU_ATTEMPTS: Final = 2
 DECISIVE_RATIO: Final = 1.15
 """One way of writing that beats the other by this much on a kernel is taken for the other kernels on the same CPUs."""
@@ -47,6 +50,7 @@ class Arrays:
 
     bench: Bench
     cpus: tuple[int, ...]
+    method: Method
     huge_before: int | None
 
 
@@ -68,16 +72,31 @@ class KernelRunner:
         sys: The root of sysfs.
         clock: Monotonic seconds.
         rest_seconds: Sleep between two passes, so that others' work interleaves.
+        scope: Whose CPUs are measured.
+        flags: What to know about every number of this measurement.
     """
 
-    def __init__(self, engine: Engine, proc: Path, sys: Path, clock: Callable[[], float], rest_seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        proc: Path,
+        sys: Path,
+        clock: Callable[[], float],
+        *,
+        rest_seconds: float,
+        scope: str,
+        flags: tuple[str, ...],
+    ) -> None:
         self._engine = engine
         self._proc = proc
         self._sys = sys
         self._clock = clock
         self._rest = rest_seconds
+        self._scope = scope
+        self._flags = flags
         self._patient_until = clock() + PATIENCE_SECONDS
         self._decided: dict[tuple[int, ...], Store] = {}
+        self._isas: dict[tuple[int, ...], str] = {}
         self.rejected: Counter[Reason] = Counter()
         self.unpinned = 0
 
@@ -90,11 +109,11 @@ class KernelRunner:
         self.rejected[reason] += 1
         return reason
 
-    def open(self, cpus: tuple[int, ...], array_bytes: int) -> Arrays | Reason:
+    def open(self, cpus: tuple[int, ...], array_bytes: int, method: Method = Method.STREAM) -> Arrays | Reason:
         """Maps the arrays; the caller closes the bench."""
         huge = anonymous_huge_bytes(self._proc)
         bench = self._engine.open(cpus, array_bytes)
-        return self.refuse(bench) if isinstance(bench, Reason) else Arrays(bench, cpus, huge)
+        return self.refuse(bench) if isinstance(bench, Reason) else Arrays(bench, cpus, method, huge)
 
     def proven_bytes(self, plan: SizePlan, sets: Sequence[tuple[int, ...]]) -> int | Reason:
         """The array size to measure with, proven to lie in memory: another size reads no faster (the plateau)."""
@@ -123,8 +142,9 @@ class KernelRunner:
         decided = self._decided.get(arrays.cpus)
         if decided is not None and decided in stores:
             stores = (decided,)
+        isa = self._fastest_isa(arrays)
         for store in stores:
-            sample = self._sample(arrays, kernel, store, passes)
+            sample = self._sample(arrays, kernel, Way(isa, store, arrays.method), passes)
             if isinstance(sample, _Sample):
                 measured[store] = sample
             elif sample is not Reason.UNSUPPORTED or not measured:
@@ -143,26 +163,53 @@ class KernelRunner:
             passes=best.passes,
             array_bytes=arrays.bench.array_bytes,
             store=store.value,
-            isa=self._engine.isa,
+            isa=isa,
             pages=self._pages(arrays),
-            method="stream",
-            scope="exporter",
+            method=arrays.method.value,
+            scope=self._scope,
             measured_at=self._clock(),
+            flags=(*self._flags, "unpinned") if arrays.bench.unpinned else self._flags,
         )
 
     def compute_peak(self, cpus: tuple[int, ...]) -> ComputePeak | Reason:
         """The fp32 multiply-add peak of these CPUs, or why it is not known."""
-        sample = self._settle(lambda _: self._engine.fma(cpus, passes=FULL_PASSES, pass_seconds=COMPUTE_PASS_SECONDS))
-        if isinstance(sample, Reason):
-            return self.refuse(sample) if sample in _WHOLE_RUN else sample
+        peaks = []
+        for isa in self._engine.isas:
+
+            def call(_: float, isa: str = isa) -> KernelRun:
+                return self._engine.fma(cpus, isa, passes=FULL_PASSES, pass_seconds=COMPUTE_PASS_SECONDS)
+
+            found = self._settle(call)
+            if isinstance(found, Reason):
+                return self.refuse(found) if found in _WHOLE_RUN else found
+            peaks.append((found.amount / found.summary.best_seconds, isa, found))
+        flops, isa, sample = max(peaks, key=lambda peak: peak[0])
         return ComputePeak(
             precision="fp32",
-            flops_per_second=sample.amount / sample.summary.best_seconds,
+            flops_per_second=flops,
             spread_ratio=sample.summary.spread_ratio,
             thread_count=len(cpus),
-            isa=self._engine.isa,
+            isa=isa,
             measured_at=self._clock(),
         )
+
+    def _fastest_isa(self, arrays: Arrays) -> str:
+        """The instruction set that reads fastest on these CPUs, tried once for a measurement."""
+        if arrays.cpus not in self._isas:
+            tried = self._engine.isas
+            times = dict.fromkeys(tried, math.inf)
+            for isa in tried if len(tried) > 1 else ():
+                run = arrays.bench.run(
+                    Kernel.READ,
+                    Way(isa, method=arrays.method),
+                    passes=TRIAL_PASSES,
+                    rest_seconds=self._rest,
+                    budget_seconds=PASS_BUDGET_SECONDS,
+                )
+                times[isa] = min((timed.seconds for timed in run.passes[1:]), default=math.inf)
+            # Of equals the first, the widest, is taken.
+            self._isas[arrays.cpus] = min(tried, key=lambda isa: times[isa])
+        return self._isas[arrays.cpus]
 
     def _plateau_bytes(self, plan: SizePlan, cpus: tuple[int, ...]) -> int | Reason | None:
         """The first size of the plan that passes, None when none does, or why it could not be tried."""
@@ -188,9 +235,9 @@ class KernelRunner:
             arrays.bench.close()
         return measured if isinstance(measured, Reason) else measured.best_bytes_per_second
 
-    def _sample(self, arrays: Arrays, kernel: Kernel, store: Store, passes: int) -> "_Sample | Reason":
+    def _sample(self, arrays: Arrays, kernel: Kernel, way: Way, passes: int) -> "_Sample | Reason":
         def call(budget_seconds: float) -> KernelRun:
-            run = arrays.bench.run(kernel, store, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
+            run = arrays.bench.run(kernel, way, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
             self.unpinned = max(self.unpinned, arrays.bench.unpinned)
             return run
 

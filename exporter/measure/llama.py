@@ -169,8 +169,11 @@ class LlamaClient:
             return Reason.TIMEOUT
         except aiohttp.ClientPayloadError:
             return Reason.STREAM_CUT if method == "POST" else Reason.UNREACHABLE
+        except aiohttp.ClientResponseError:
+            # Something answers, but not HTTP.
+            return Reason.NOT_LLAMA
         except (aiohttp.ClientError, OSError, ValueError):
-            # ValueError: aiohttp's word for headers or chunks that are not HTTP.
+            # ValueError: aiohttp's word for lines that are too long.
             return Reason.UNREACHABLE
 
     def _headers(self) -> dict[str, str]:

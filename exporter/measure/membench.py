@@ -3,18 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from exporter.measure._membench import ffi, lib
 from exporter.roofline.ceiling import Kernel
-from exporter.roofline.passes import Pass, Store
+from exporter.roofline.passes import Method, Pass, Store
 from exporter.roofline.reason import Reason
 
 ELEMENT_BYTES: Final = 8
 """The arrays are of doubles."""
-
-Method = Literal["stream", "evict"]
-"""How memory and not a cache is measured: by large arrays, or by flushing small ones before every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,15 @@ class KernelRun:
     error: Reason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a kernel runs: its instruction set, how it writes, and how the caches are kept out."""
+
+    isa: str
+    store: Store = Store.PLAIN
+    method: Method = Method.STREAM
+
+
 class Bench(Protocol):
     """Three mapped arrays and the CPUs whose threads walk them."""
 
@@ -44,7 +50,13 @@ class Bench(Protocol):
         """Threads of the last run that the system did not let us pin."""
 
     def run(
-        self, kernel: Kernel, store: Store, *, passes: int, rest_seconds: float, budget_seconds: float
+        self,
+        kernel: Kernel,
+        way: "Way",
+        *,
+        passes: int,
+        rest_seconds: float,
+        budget_seconds: float,
     ) -> KernelRun:
         """Runs one kernel: so many passes, rests between them, none begun after `budget_seconds` of timed work."""
 
@@ -56,13 +68,17 @@ class Engine(Protocol):
     """What the bandwidth meter needs of the compiled library."""
 
     @property
-    def isa(self) -> str:
-        """The instruction set that the kernels use."""
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets worth trying on this CPU, the widest first."""
+
+    @property
+    def evict_supported(self) -> bool:
+        """Whether `read` can be measured by flushing."""
 
     def open(self, cpus: Sequence[int], array_bytes: int) -> Bench | Reason:
         """Maps three arrays for one thread on each of these CPUs."""
 
-    def fma(self, cpus: Sequence[int], *, passes: int, pass_seconds: float) -> KernelRun:
+    def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:
         """Runs fused multiply-adds on registers, one thread on each of these CPUs."""
 
     def cancel(self) -> None:
@@ -76,16 +92,17 @@ class Engine(Protocol):
 
 
 class Membench:
-    """The library on this machine, with its widest instruction set."""
+    """The library on this machine."""
 
     def __init__(self) -> None:
-        self._isa: int = lib.membench_isa_best()
         self._cancel = ffi.new("int32_t *", 0)
 
     @property
-    def isa(self) -> str:
-        """The instruction set that the kernels use."""
-        return _text(lib.membench_isa_name(self._isa))
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets worth trying on this CPU, the widest first: AVX-512 does not always win over AVX2."""
+        best: int = lib.membench_isa_best()
+        tried = (best, lib.MEMBENCH_ISA_AVX2) if best == lib.MEMBENCH_ISA_AVX512 else (best,)
+        return tuple(_text(lib.membench_isa_name(isa)) for isa in tried)
 
     @property
     def evict_supported(self) -> bool:
@@ -110,16 +127,17 @@ class Membench:
         error = _reason(
             lib.membench_open(handle, array_bytes // ELEMENT_BYTES, ffi.new("int32_t[]", list(cpus)), len(cpus))
         )
-        return error or MembenchArrays(handle[0], array_bytes, self._isa, self._cancel)
+        return error or MembenchArrays(handle[0], array_bytes, self._cancel)
 
-    def fma(self, cpus: Sequence[int], *, passes: int, pass_seconds: float) -> KernelRun:
+    def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:
         """Runs fused multiply-adds on registers, one thread on each of these CPUs."""
         flops = ffi.new("double *")
+        number = getattr(lib, f"MEMBENCH_ISA_{isa.upper()}")
 
         def call(times: object, completed: object) -> int:
             numbers = ffi.new("int32_t[]", list(cpus))
             code: int = lib.membench_fma(
-                numbers, len(cpus), self._isa, passes, pass_seconds, self._cancel, times, completed, flops
+                numbers, len(cpus), number, passes, pass_seconds, self._cancel, times, completed, flops
             )
             return code
 
@@ -130,9 +148,8 @@ class Membench:
 class MembenchArrays:
     """Mapped arrays; `close` gives them back."""
 
-    def __init__(self, handle: object, array_bytes: int, isa: int, cancel: object) -> None:
+    def __init__(self, handle: object, array_bytes: int, cancel: object) -> None:
         self._handle = handle
-        self._isa = isa
         self._cancel = cancel
         self.array_bytes = array_bytes
 
@@ -144,23 +161,23 @@ class MembenchArrays:
     def run(
         self,
         kernel: Kernel,
-        store: Store,
+        way: "Way",
         *,
         passes: int,
         rest_seconds: float,
         budget_seconds: float,
-        method: Method = "stream",
     ) -> KernelRun:
         """Runs one kernel: so many passes, rests between them, none begun after `budget_seconds` of timed work."""
         number = getattr(lib, f"MEMBENCH_{kernel.name}")
-        how = getattr(lib, f"MEMBENCH_STORE_{store.name}")
-        by = getattr(lib, f"MEMBENCH_METHOD_{method.upper()}")
+        isa = getattr(lib, f"MEMBENCH_ISA_{way.isa.upper()}")
+        how = getattr(lib, f"MEMBENCH_STORE_{way.store.name}")
+        by = getattr(lib, f"MEMBENCH_METHOD_{way.method.name}")
 
         def call(times: object, completed: object) -> int:
             code: int = lib.membench_run(
                 self._handle,
                 number,
-                self._isa,
+                isa,
                 how,
                 by,
                 passes,

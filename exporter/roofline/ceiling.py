@@ -59,6 +59,7 @@ class Bandwidth:
         spread_ratio: (median pass - best pass) / best pass; 0 when all passes agree.
         array_bytes: Size of one of the three arrays, bytes.
         measured_at: Monotonic seconds.
+        flags: What to know about the number: `unpinned`, `cache_assumed`, `quota`.
     """
 
     kernel: Kernel
@@ -75,6 +76,7 @@ class Bandwidth:
     method: str
     scope: str
     measured_at: float
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

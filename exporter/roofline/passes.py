@@ -12,6 +12,7 @@ from exporter.roofline.reason import Reason
 
 ARRAYS: Final = 3
 """STREAM's a, b and c; the reader walks all three, as triad does."""
+CACHE_LINE_BYTES: Final = 64
 CACHE_MULTIPLE: Final = 4
 """Each array is this many times the last-level cache (STREAM's run rule), where the memory budget allows."""
 SMALLEST_ARRAY_BYTES: Final = 1 << 20
@@ -33,6 +34,25 @@ SPREAD_LIMIT: Final = 0.1
 """(median - best) / best of the clean passes: beyond it, something else used the memory. Undisturbed: below 0.05."""
 PLATEAU_TOLERANCE: Final = 1.05
 """Reading an array that is smaller may be at most this much faster, or a cache took part."""
+
+
+EVICT_SLICE_BYTES: Final = 16 << 20
+"""Of each array and thread when caches are flushed instead of outgrown: the least size whose error stays below 3 %."""
+EVICT_SMALL_PAGES_SLICE_BYTES: Final = 32 << 20
+"""The same without huge pages, where every page's translation is missed too."""
+EVICT_LEAST_SLICE_BYTES: Final = 4 << 20
+"""Below this an emptied cache, which has nothing to write back or to evict, makes reading look faster than it is."""
+MEMORY_SHARE: Final = 4
+"""Arrays that outgrow the cache take at most this part (one in so many) of what the memory limit leaves."""
+EVICT_MEMORY_SHARE: Final = 2
+"""Small arrays may take this part: in a small container a quarter is too little to time anything."""
+
+
+class Method(StrEnum):
+    """How memory and not a cache is measured: arrays that outgrow it, or small ones flushed before every pass."""
+
+    STREAM = "stream"
+    EVICT = "evict"
 
 
 class Store(StrEnum):
@@ -113,16 +133,43 @@ class SizePlan:
     Attributes:
         wanted: What STREAM's rule asks for, or all that the budget allows.
         largest: All that the budget allows.
+        rule_met: The budget allows what STREAM's rule asks for.
     """
 
     wanted: int
     largest: int
+
+    rule_met: bool = True
 
     @property
     def comparisons(self) -> tuple[tuple[int, int], ...]:
         """(a smaller size, the size to measure with when that one reads no faster than the largest), best first."""
         by_half = (self.largest // 2, self.largest)
         return ((self.wanted, self.wanted), by_half) if self.wanted < self.largest else (by_half,)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPlan:
+    """Small arrays whose lines are flushed before every pass: so many bytes of each array for each thread."""
+
+    slice_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the arrays are: as a whole, or for each thread that walks them."""
+
+    method: Method
+    whole: int = 0
+    part: int = 0
+
+    def of(self, cpus: tuple[int, ...]) -> int:
+        """Bytes of each array for threads on these CPUs."""
+        return self.whole or self.part * len(cpus)
+
+    def largest(self, sets: Sequence[tuple[int, ...]]) -> int:
+        """Bytes of each array for the widest set."""
+        return max(self.of(cpus) for cpus in sets)
 
 
 def plan_sizes(cache_bytes: int, budget_bytes: int) -> SizePlan | Reason:
@@ -139,12 +186,26 @@ def plan_sizes(cache_bytes: int, budget_bytes: int) -> SizePlan | Reason:
         NO_MEMORY when the budget is too small to time anything; CACHE_SUSPECT when all arrays together are smaller
         than the cache, where no comparison of sizes can prove anything.
     """
-    largest = budget_bytes // ARRAYS
+    largest = budget_bytes // ARRAYS // CACHE_LINE_BYTES * CACHE_LINE_BYTES
     if largest < SMALLEST_ARRAY_BYTES:
         return Reason.NO_MEMORY
     if largest * ARRAYS < cache_bytes:
         return Reason.CACHE_SUSPECT
-    return SizePlan(min(largest, max(PREFERRED_ARRAY_BYTES, CACHE_MULTIPLE * cache_bytes)), largest)
+    wanted = max(PREFERRED_ARRAY_BYTES, CACHE_MULTIPLE * cache_bytes)
+    return SizePlan(min(largest, wanted), largest, rule_met=CACHE_MULTIPLE * cache_bytes <= largest)
+
+
+def evict_slice_bytes(threads: int, budget_bytes: int, *, huge_pages: bool) -> int | None:
+    """Bytes of each array for each thread when the caches are flushed before every pass; None when it does not fit.
+
+    Args:
+        threads: Of the widest set.
+        budget_bytes: For all three arrays together.
+        huge_pages: Whether the kernel gives them.
+    """
+    wanted = EVICT_SLICE_BYTES if huge_pages else EVICT_SMALL_PAGES_SLICE_BYTES
+    fits = budget_bytes // (ARRAYS * threads) // CACHE_LINE_BYTES * CACHE_LINE_BYTES
+    return min(wanted, fits) if fits >= EVICT_LEAST_SLICE_BYTES else None
 
 
 def fastest(results: Sequence[Bandwidth | Reason]) -> Bandwidth | Reason:

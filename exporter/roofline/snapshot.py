@@ -22,6 +22,7 @@ from exporter.roofline.ceiling import (
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
 from exporter.roofline.footprint import Footprint
 from exporter.roofline.reason import Outcome, Reason
+from exporter.roofline.verdict import Verdict, judge_server
 
 STALE_INTERVALS: Final = 3
 """A decode value is withheld after this many effective probe intervals without a new sample; a server that was not
@@ -92,6 +93,7 @@ class BatchRecord:
         reason: Why the last probe gave no sample, or was not made.
         threshold: The floor ratio below which the operator wants to be told.
         below_threshold_samples: Consecutive published samples below it.
+        busy_seconds: Time spent skipping probes for busy users since the last sample.
     """
 
     sample: DecodeSample | None = None
@@ -101,6 +103,7 @@ class BatchRecord:
     reason: Reason | None = None
     threshold: float | None = None
     below_threshold_samples: int = 0
+    busy_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,6 @@ class Server:
         interval_seconds: The effective probe interval: the configured one, or longer for the duty cycle's sake.
         check_interval_seconds: The health interval.
         checked_at: When the state was last found out, monotonic seconds.
-        busy_seconds: Time spent skipping probes for busy users since the last sample.
         succeeded: Probes that gave a sample.
         counts: Probes failed or rejected, and probes skipped, by reason.
     """
@@ -126,7 +128,6 @@ class Server:
     state_reason: Reason | None = None
     slots: int | None = None
     model: Model | None = None
-    busy_seconds: float = 0.0
     succeeded: int = 0
     counts: Mapping[Reason, int] = field(default_factory=dict)
 
@@ -179,6 +180,11 @@ class ServerView:
     roof: Roof
     points: Mapping[int, DecodePoint]
 
+    @property
+    def verdict(self) -> Verdict:
+        """What holds the server's decode back."""
+        return judge_server(self.points, self.roof)
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -225,11 +231,12 @@ def view_server(server: Server, roof: Roof, now: float) -> ServerView:
     """The server's samples that are not stale at `now`, placed under its roof."""
     if now - server.checked_at > STALE_INTERVALS * server.check_interval_seconds + CHECK_SECONDS:
         server = replace(server, state=ServerState.UNREACHABLE, state_reason=None)
-    lifetime = STALE_INTERVALS * server.interval_seconds + min(server.busy_seconds, BUSY_GRACE_SECONDS)
+    lifetime = STALE_INTERVALS * server.interval_seconds
     footprint = server.model.footprint if server.model else None
     points = {
         batch: place(record.sample, footprint, roof)
         for batch, record in sorted(server.batches.items())
-        if record.sample is not None and now - record.sample.measured_at <= lifetime
+        if record.sample is not None
+        and now - record.sample.measured_at <= lifetime + min(record.busy_seconds, BUSY_GRACE_SECONDS)
     }
     return ServerView(server, roof, points)

@@ -5,10 +5,12 @@ import contextlib
 import os
 import platform
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -22,8 +24,10 @@ from exporter.measure.host import ContentionMeter, host_info
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
+from exporter.measure.whose import measured_cpus
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.ceiling import Roof, RoofPolicy
+from exporter.service.duty import DutyAccount
 from exporter.service.scheduler import Progress, Scheduler
 from exporter.service.watch import Clocks, ServerWatch
 from exporter.service.web import Served, build_app
@@ -51,6 +55,7 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
         executor = ThreadPoolExecutor(1, "membench")
         # Cancelled by then, the last call ends within a chunk; queued ones must not start.
         stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+        duty = DutyAccount(settings.probe.max_duty_cycle, CLOCKS.monotonic)
         contention = ContentionMeter(PROC, SYS, CLOCKS.monotonic)
 
         def watches(roof: Callable[[RoofPolicy], Roof]) -> Sequence[ServerWatch]:
@@ -58,8 +63,7 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
                 ServerWatch(
                     settings=server,
                     probing=settings.probe,
-                    # One machine's probes share the duty cycle, for they load the same memory.
-                    duty_cycle=settings.probe.max_duty_cycle / len(settings.servers),
+                    duty=duty,
                     probe=DecodeProbe(
                         client,
                         contention,
@@ -72,6 +76,7 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
                     ),
                     roof=roof,
                     clocks=CLOCKS,
+                    machine_compute_peak=settings.bandwidth.compute_peak,
                 )
                 for server, client in zip(settings.servers, clients, strict=True)
             ]
@@ -79,12 +84,15 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
         yield Scheduler(
             settings=settings,
             watches=watches,
+            duty=duty,
             meter=BandwidthMeter(
                 max_memory=settings.bandwidth.max_memory,
                 threads=settings.bandwidth.threads,
                 proc=PROC,
                 sys=SYS,
                 clock=CLOCKS.monotonic,
+                cpus=partial(measured_cpus, [server.url for server in settings.servers if server.device == "cpu"]),
+                measure_compute=settings.bandwidth.compute_peak is None,
             ),
             executor=executor,
             info=host_info(PROC, SYS),
@@ -115,6 +123,9 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(
+        signal.SIGHUP, log.warning, "this version does not reload: restart to read the configuration"
+    )
     async with measuring(settings, progress) as scheduler:
         collector = SnapshotCollector(lambda: scheduler.snapshot, CLOCKS.monotonic, VERSION)
         served = Served(lambda: scheduler.snapshot, scheduler.healthy, to_yaml(settings), VERSION, CLOCKS)
@@ -137,7 +148,9 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
     try:
         await site.start()
     except OSError as error:
-        raise ListenError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0).lower()}") from error
+        # A name that does not resolve has its own numbers, and words.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ListenError(f"cannot listen on {host}:{port}: {(why or str(error)).lower()}") from error
     bound = runner.addresses[-1][1]
     return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
 

@@ -1,8 +1,11 @@
 """Measuring or asking once, for the commands that end: progress on the terminal, a result returned."""
 
+import json
+import logging
 import urllib.request
+from http.client import HTTPException
 from typing import Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import structlog
 from rich.console import Console
@@ -14,6 +17,8 @@ from exporter.service.daemon import CLOCKS, measuring
 from exporter.service.web import STATUS_HEADER
 
 _TIMEOUT: Final = 10.0
+_GLANCE_TIMEOUT: Final = 1.0
+"""For a question whose answer is welcome but not needed."""
 
 
 class AskError(Exception):
@@ -30,7 +35,7 @@ async def measure_once(settings: Settings, *, probe: bool = True) -> View:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         if console.is_terminal:
             # Log lines would tear the bar apart, and the report says what they say.
-            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(60))
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         task = bar.add_task("starting", total=None)
         async with measuring(settings, lambda step: bar.update(task, description=step)) as scheduler:
             return view(await scheduler.run_once(probe=probe), CLOCKS.monotonic())
@@ -44,7 +49,10 @@ def fetch_report(url: str, form: str) -> tuple[str, int]:
     """
     if not url.startswith(("http://", "https://")):
         raise AskError(f"--url {url}: write it as http://HOST:PORT")
-    address = url.rstrip("/").removesuffix("/api/v1/snapshot") + "/api/v1/snapshot"
+    base = url.rstrip("/").removesuffix("/api/v1/snapshot").removesuffix("/metrics").rstrip("/")
+    if not urlsplit(base).hostname:
+        raise AskError(f"--url {url}: names no host; write it as http://HOST:PORT")
+    address = base + "/api/v1/snapshot"
     try:
         # The scheme is checked above.
         with urllib.request.urlopen(f"{address}?{urlencode({'format': form})}", timeout=_TIMEOUT) as answer:  # noqa: S310
@@ -58,11 +66,29 @@ def fetch_report(url: str, form: str) -> tuple[str, int]:
 
 def ask_health(address: tuple[str, int]) -> str | None:
     """Why the exporter listening at the address is not healthy, or None."""
-    host, port = address
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://{f'[{local}]' if ':' in local else local}:{port}/-/healthy"
+    url = f"http://{_authority(address)}/-/healthy"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT):
             return None
     except (OSError, ValueError) as error:
         return f"{url}: {error}"
+
+
+def ask_read_ceiling(address: tuple[str, int]) -> float | None:
+    """This machine's read ceiling, bytes/s, from the exporter listening at the address; None where it tells none."""
+    url = f"http://{_authority(address)}/api/v1/snapshot"
+    try:
+        with urllib.request.urlopen(url, timeout=_GLANCE_TIMEOUT) as answer:
+            found = json.load(answer)["host"]["memory_bandwidth"] if STATUS_HEADER in answer.headers else []
+            rates = [m["best_bytes_per_second"] for m in found if (m["kernel"], m["threads"]) == ("read", "all")]
+            return float(rates[0]) if rates else None
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        # Anything may listen there; what does not answer as an exporter is none.
+        return None
+
+
+def _authority(address: tuple[str, int]) -> str:
+    """The address as it stands in a URL; one that listens everywhere is asked on this machine."""
+    host, port = address
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{f'[{local}]' if ':' in local else local}:{port}"

@@ -1,7 +1,8 @@
 """The one measuring loop: bandwidth runs and probe cycles in turn, never together; health checks beside it."""
 
 import asyncio
-from collections import deque
+import math
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -12,9 +13,11 @@ import structlog
 
 from exporter.config import Settings
 from exporter.measure.bandwidth import BandwidthRun
+from exporter.measure.probe import PROMPT_FAMILIES
 from exporter.roofline.ceiling import BandwidthTrack, Roof, RoofPolicy
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import Host, HostInfo, Snapshot, host_roof
+from exporter.roofline.snapshot import CHECK_SECONDS, Host, HostInfo, Snapshot, host_roof
+from exporter.service.duty import DutyAccount
 from exporter.service.watch import Clocks, ServerWatch
 
 log = structlog.get_logger()
@@ -22,6 +25,9 @@ log = structlog.get_logger()
 FULL_RUN_SECONDS: Final = 3600.0
 """Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
 RETRY_SECONDS: Final = 30.0
+FIRST_ATTEMPTS: Final = 3
+DISTURBED: Final = frozenset({Reason.PREEMPTED, Reason.PAGE_FAULTS, Reason.IMBALANCED, Reason.UNSTABLE})
+"""Reasons that the next run may not meet."""
 HEALTHY_INTERVALS: Final = 3
 _TICK: Final = 0.5
 _BANDWIDTH_SECONDS: Final = 60.0
@@ -51,7 +57,8 @@ class Scheduler:
 
     Args:
         settings: The configuration.
-        watches: The servers, in the order of the configuration.
+        watches: Makes the servers' watches, in the order of the configuration.
+        duty: What probes took; the watches charge it.
         meter: Measures bandwidth; blocks, and so runs in `executor`.
         executor: A single dedicated thread.
         info: The machine.
@@ -65,6 +72,7 @@ class Scheduler:
         *,
         settings: Settings,
         watches: Callable[[Callable[[RoofPolicy], Roof]], Sequence[ServerWatch]],
+        duty: DutyAccount,
         meter: Meter,
         executor: Executor,
         info: HostInfo,
@@ -73,6 +81,7 @@ class Scheduler:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
+        self._duty = duty
         self._meter = meter
         self._executor = executor
         self._clocks = clocks
@@ -83,13 +92,14 @@ class Scheduler:
         self._started = clocks.unix()
         self._bandwidth_due = self._full_due = clocks.monotonic()
         self._failed_runs = 0
-        self._probing: deque[tuple[float, float]] = deque()
+        self._warned = False
+        self._asked_users_at = -math.inf
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
         self.first_cycle_done = asyncio.Event()
         self.snapshot = self._freeze()
 
     def healthy(self) -> bool:
-        """Whether both loops have ticked when they should have."""
+        """Whether the measuring loop has ticked when it should have."""
         return self._clocks.monotonic() <= self._alive_until
 
     async def run(self) -> None:
@@ -104,7 +114,8 @@ class Scheduler:
     async def run_once(self, *, probe: bool = True) -> Snapshot:
         """One full bandwidth run and one cycle of each server, for the command line."""
         try:
-            await self._measure_bandwidth()
+            await asyncio.gather(*(watch.check() for watch in self._watches if probe))
+            await self._measure_first_bandwidth()
             for watch in self._watches if probe else ():
                 await self._cycle(watch)
         finally:
@@ -114,17 +125,23 @@ class Scheduler:
     async def _check_forever(self) -> None:
         interval = self._settings.probe.health_interval
         while True:
-            await asyncio.gather(*(watch.check() for watch in self._watches))
-            self.snapshot = self._freeze()
+            await asyncio.gather(*(self._check(watch) for watch in self._watches))
             await self._sleep(interval)
 
+    async def _check(self, watch: ServerWatch) -> None:
+        """One server that hangs does not keep the others' state from being seen."""
+        await watch.check()
+        self.snapshot = self._freeze()
+
     async def _measure_forever(self) -> None:
+        await self._measure_first_bandwidth()
         while True:
             self._expect_tick(0.0)
             if self._clocks.monotonic() >= self._bandwidth_due and await self._may_measure_bandwidth():
                 await self._measure_bandwidth()
-            for watch in self._watches:
-                if self._clocks.monotonic() >= watch.due:
+            for watch in sorted(self._watches, key=lambda w: w.due):
+                # The duty cycle may put a server off, but not the word that one cannot be probed.
+                if self._clocks.monotonic() >= watch.due and (self._duty.free() or not watch.record.state.up):
                     await self._cycle(watch)
             self.first_cycle_done.set()
             self.snapshot = self._freeze()
@@ -132,9 +149,20 @@ class Scheduler:
 
     async def _may_measure_bandwidth(self) -> bool:
         """Kernels wait for users' requests to end, but not for ever: a pass that was disturbed is rejected anyway."""
-        if self._clocks.monotonic() - self._bandwidth_due > self._settings.bandwidth.interval:
+        now = self._clocks.monotonic()
+        if now - self._bandwidth_due > self._settings.bandwidth.interval:
             return True
+        if now - self._asked_users_at < self._settings.probe.health_interval:
+            return False
+        self._asked_users_at = now
         return not any([await watch.has_users() for watch in self._watches])
+
+    async def _measure_first_bandwidth(self) -> None:
+        """At the start a few disturbed runs are made again at once: without a ceiling there is nothing to say."""
+        for _ in range(FIRST_ATTEMPTS):
+            await self._measure_bandwidth()
+            if self._host.problem not in DISTURBED:
+                break
 
     async def _measure_bandwidth(self) -> None:
         started = self._clocks.monotonic()
@@ -146,9 +174,15 @@ class Scheduler:
             loop.call_soon_threadsafe(self._progress, step)
 
         self._expect_tick(_BANDWIDTH_SECONDS)
-        run = await loop.run_in_executor(self._executor, partial(self._meter.measure, full=full, progress=tell))
+        try:
+            run = await loop.run_in_executor(self._executor, partial(self._meter.measure, full=full, progress=tell))
+        except RuntimeError as error:
+            # Python's word for a machine that gives no more threads.
+            log.warning("no thread to measure bandwidth in", error=str(error))
+            run = BandwidthRun.failed(Reason.NO_THREADS)
         self._plan_bandwidth(started, full=full, failed=run.problem is not None)
         self._host = _with_run(self._host, run, self._clocks)
+        self._warn_of_own_cpus(run)
         self.snapshot = self._freeze()
         log.info(
             "bandwidth",
@@ -162,6 +196,18 @@ class Scheduler:
             },
         )
 
+    def _warn_of_own_cpus(self, run: BandwidthRun) -> None:
+        """Once: the ceiling is that of fewer CPUs than the machine has, and nobody saw the server's."""
+        own = [b for b in run.measurements if b.scope == "exporter"]
+        narrower = len(run.cpus) < (os.cpu_count() or 1) or any("quota" in b.flags for b in own)
+        if own and narrower and not self._warned:
+            self._warned = True
+            log.warning(
+                "the ceiling is measured on the exporter's own CPUs, which are fewer than the machine's: share the PID"
+                " namespace with the server, or give the exporter the server's CPUs and no CPU limit",
+                cpus=len(run.cpus),
+            )
+
     def _plan_bandwidth(self, started: float, *, full: bool, failed: bool) -> None:
         """After a run without a ceiling the next comes sooner, each time after twice the pause."""
         interval = self._settings.bandwidth.interval
@@ -172,19 +218,15 @@ class Scheduler:
             self._full_due = started + FULL_RUN_SECONDS
 
     async def _cycle(self, watch: ServerWatch) -> None:
-        started = self._clocks.monotonic()
-        # A cycle is bounded by its timeouts: twice for each batch (the first, short run) and the small questions.
-        self._expect_tick(2 * len(watch.record.batches) * (self._settings.probe.timeout + 15))
+        # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.
+        requests = 2 * PROMPT_FAMILIES * len(watch.record.batches)
+        self._expect_tick(requests * (self._settings.probe.timeout + CHECK_SECONDS))
 
         def on_batch(batch: int) -> None:
             self.snapshot = self._freeze()
             self._progress(f"{watch.record.name}: decode, batch {batch}")
 
         await watch.cycle(on_batch)
-        ended = self._clocks.monotonic()
-        self._probing.append((ended, ended - started))
-        while self._probing[0][0] < ended - 3600:
-            self._probing.popleft()
         self.snapshot = self._freeze()
         self._expect_tick(0.0)
 
@@ -197,7 +239,7 @@ class Scheduler:
         return Snapshot(
             host=self._host,
             servers=tuple(watch.record for watch in self._watches),
-            duty_cycle_ratio=sum(seconds for _, seconds in self._probing) / 3600,
+            duty_cycle_ratio=self._duty.ratio(),
             config_reload_timestamp=self._started,
         )
 

@@ -11,8 +11,9 @@ from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
 from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
-from exporter.roofline.reason import Reason
+from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
+from exporter.service.duty import DutyAccount
 
 log = structlog.get_logger()
 
@@ -28,14 +29,15 @@ class Clocks:
     unix: Callable[[], float]
 
 
-def policy_of(server: ServerSettings) -> RoofPolicy:
-    """What the configuration says about the server's ceilings."""
+def policy_of(server: ServerSettings, machine_compute_peak: float | None = None) -> RoofPolicy:
+    """What the configuration says about the server's ceilings; the machine's compute peak is a CPU server's too."""
+    of_machine = machine_compute_peak if server.device == "cpu" else None
     return RoofPolicy(
         device=Device(server.device),
         reference=None if server.reference == "auto" else CeilingSource(server.reference),
         peak_bytes_per_second=server.peak_bandwidth,
         sustained_fraction=server.sustained_fraction,
-        compute_flops_per_second=server.compute_peak,
+        compute_flops_per_second=server.compute_peak or of_machine,
     )
 
 
@@ -45,11 +47,12 @@ class ServerWatch:
     Args:
         settings: The server's configuration.
         probing: How probes are made.
-        duty_cycle: The part of the time that this server may be probed.
+        duty: What probes took so far; shared by all servers.
         probe: Makes the probes.
         models: Reads the model's file, where it can be seen.
         roof: The server's roof as it is known now, to compare samples with their thresholds.
         clocks: The clocks.
+        machine_compute_peak: The configured one, FLOP/s; None to take the measured one.
     """
 
     def __init__(
@@ -57,25 +60,29 @@ class ServerWatch:
         *,
         settings: ServerSettings,
         probing: ProbeSettings,
-        duty_cycle: float,
+        duty: DutyAccount,
         probe: DecodeProbe,
         models: ModelReader,
         roof: Callable[[RoofPolicy], Roof],
         clocks: Clocks,
+        machine_compute_peak: float | None = None,
     ) -> None:
         self._probing = probing
-        self._duty_cycle = duty_cycle
+        self._duty = duty
         self._probe = probe
         self._models = models
         self._roof = roof
         self._clocks = clocks
         self._identity: Identity | None = None
-        self._busy_since: float | None = None
+        self._busy_at: float | None = None
+        self._owed = list(probing.batches)
+        self._round_cost = 0.0
+        self._checked = False
         self._log = log.bind(server=settings.name)
         self.due = clocks.monotonic()
         self.record = Server(
             name=settings.name,
-            policy=policy_of(settings),
+            policy=policy_of(settings, machine_compute_peak),
             interval_seconds=probing.interval,
             check_interval_seconds=probing.health_interval,
             checked_at=clocks.monotonic(),
@@ -92,39 +99,58 @@ class ServerWatch:
         return identity is not None and await self._probe.ready(identity, 1) is Reason.BUSY
 
     async def cycle(self, on_batch: Callable[[int], None] = lambda _: None) -> None:
-        """Probes every batch once and decides when the next cycle is due."""
-        answer = await self._identify(None)
-        if isinstance(answer, Reason):
-            self._count(answer, {b: self._without_sample(r, answer) for b, r in self.record.batches.items()})
-            self._log.warning("no answer to probe", reason=answer.value)
-            self.due = self._clocks.monotonic() + self._probing.interval
+        """Probes every batch that this round still owes, and decides when to go on."""
+        if not self._checked:
+            await self.check()
+        if self.record.state.up:
+            # A model may have gone to sleep since the last check, and must not be woken.
+            await self._identify(None)
+        identity = self._identity
+        if not self.record.state.up or identity is None:
+            self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
-        spent, confirm = 0.0, False
-        for batch in self.record.batches:
+        confirm, reason = False, None
+        while self._owed and reason not in _LEAVE_ALONE:
+            batch = self._owed[0]
             on_batch(batch)
-            started = self._clocks.monotonic()
-            result = await self._probe.ready(answer, batch) or await self._probe.measure(answer, batch)
-            seconds = self._clocks.monotonic() - started
+            began = self._clocks.monotonic()
+            result: DecodeSample | Reason | None = await self._probe.ready(identity, batch)
+            if result is None:
+                result = await self._probe.measure(identity, batch)
+                seconds = self._clocks.monotonic() - began
+                self._duty.charge(seconds)
+                self._round_cost += seconds
+            reason = result if isinstance(result, Reason) else None
             if isinstance(result, Reason):
-                self._take_reason(batch, result, seconds)
-                if result in _LEAVE_ALONE:
-                    break
+                self._take_reason(batch, result, self._clocks.monotonic() - began)
             else:
-                confirm |= self._take_sample(result, seconds)
-            spent += seconds
-        self._plan(spent, confirm=confirm)
+                confirm |= self._take_sample(result, self._clocks.monotonic() - began)
+            if reason not in _LEAVE_ALONE:
+                self._owed.pop(0)
+        self._plan(confirm=confirm, busy=reason is Reason.BUSY)
 
-    def _plan(self, spent: float, *, confirm: bool) -> None:
-        """When to probe next: the duty cycle wins over the interval; a busy server is asked again soon."""
-        now = self._clocks.monotonic()
-        if self._busy_since is not None:
-            self.due = now + self._probing.health_interval
+    def _plan(self, *, confirm: bool, busy: bool) -> None:
+        """When to probe next; the duty cycle may put it off further."""
+        now, soon = self._clocks.monotonic(), self._probing.health_interval
+        if busy:
+            # The round goes on where users interrupted it.
+            self.due = now + soon
             return
-        rest = spent / self._duty_cycle
-        interval = max(self._probing.interval, rest)
+        if self._round_cost:
+            self._duty.settle(self.record.name, self._round_cost)
+        self._owed, self._round_cost = list(self.record.batches), 0.0
+        interval = max(self._probing.interval, self._duty.least_interval())
         self.record = replace(self.record, interval_seconds=interval)
         # A first sample below its threshold is worth confirming as soon as the duty cycle allows.
-        self.due = now + (max(rest, self._probing.health_interval) if confirm else interval)
+        self.due = now + (soon if confirm else interval)
+
+    def _take_failure(self, reason: Reason) -> None:
+        """A round that could not begin: one failed probe, and no batch with a new sample."""
+        self._busy_at = None
+        failed = {b: replace(r, success=False, reason=reason) for b, r in self.record.batches.items()}
+        self._count(reason, failed)
+        self._log.warning("no probe", reason=reason.value)
+        self.due = self._clocks.monotonic() + self._probing.interval
 
     async def _identify(self, known: Identity | None) -> Identity | Reason:
         answer = await identify(self._probe.client, known)
@@ -135,10 +161,12 @@ class ServerWatch:
         return answer
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
-        state, was = state_of(answer), self.record.state
+        state, was, self._checked = state_of(answer), self.record.state, True
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
+            # Another model may come back.
+            self._identity = None
         else:
             if state is ServerState.READY and was is ServerState.BUSY:
                 # Health does not tell whether users are served; only the next cycle does.
@@ -146,6 +174,7 @@ class ServerWatch:
             if self.record.model is not None and self.record.model != model:
                 self._forget_samples()
             if not was.up and any(r.success is False for r in self.record.batches.values()):
+                # It is back.
                 self.due = self._clocks.monotonic()
             self.record = replace(self.record, state=state, state_reason=None, slots=answer.props.slots, model=model)
             self._identity = answer
@@ -156,21 +185,33 @@ class ServerWatch:
         """Another model: what was measured of the old one is no longer true of this server."""
         self._log.info("model changed")
         self._probe.forget()
-        fresh = {b: BatchRecord(threshold=r.threshold) for b, r in self.record.batches.items()}
+        fresh = {
+            b: BatchRecord(threshold=r.threshold, last_success_timestamp=r.last_success_timestamp)
+            for b, r in self.record.batches.items()
+        }
         self.record = replace(self.record, batches=fresh)
+        self._owed = list(fresh)
         self.due = self._clocks.monotonic()
 
     def _take_reason(self, batch: int, reason: Reason, seconds: float) -> None:
         now = self._clocks.monotonic()
         if reason is Reason.BUSY:
-            self._busy_since = now if self._busy_since is None else self._busy_since
-            self.record = replace(self.record, state=ServerState.BUSY, busy_seconds=now - self._busy_since)
-        self._count(reason, {batch: self._without_sample(self.record.batches[batch], reason, seconds)})
+            lost = 0.0 if self._busy_at is None else now - self._busy_at
+            spared = {b: replace(r, busy_seconds=r.busy_seconds + lost) for b, r in self.record.batches.items()}
+            self.record = replace(self.record, state=ServerState.BUSY, batches=spared)
+        self._busy_at = now if reason is Reason.BUSY else None
+        old = self.record.batches[batch]
+        if reason.outcome is Outcome.SKIPPED:
+            # Nothing was probed: the last probe's result stands.
+            new = replace(old, reason=reason)
+        else:
+            new = replace(old, success=False, reason=reason, duration_seconds=seconds)
+        self._count(reason, {batch: new})
         self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3))
 
     def _take_sample(self, sample: DecodeSample, seconds: float) -> bool:
         """Publishes a sample; True when it is the first below its threshold."""
-        self._busy_since = None
+        self._busy_at = None
         old = self.record.batches[sample.batch]
         footprint = self.record.model.footprint if self.record.model else None
         point = place(sample, footprint, self._roof(self.record.policy))
@@ -188,7 +229,6 @@ class ServerWatch:
         self.record = replace(
             self.record,
             state=ServerState.READY,
-            busy_seconds=0.0,
             succeeded=self.record.succeeded + 1,
             batches={**self.record.batches, sample.batch: new},
         )
@@ -212,10 +252,6 @@ class ServerWatch:
                 batch=sample.batch,
                 step_gb_per_second=round((point.step_bytes_per_second or 0.0) / 1e9, 1),
             )
-
-    def _without_sample(self, old: BatchRecord, reason: Reason, seconds: float | None = None) -> BatchRecord:
-        """The record after a probe that gave no sample; the last sample stays until it is stale."""
-        return replace(old, success=False, reason=reason, duration_seconds=seconds)
 
     def _count(self, reason: Reason, batches: Mapping[int, BatchRecord]) -> None:
         counts = {**self.record.counts, reason: self.record.counts.get(reason, 0) + 1}

@@ -53,7 +53,9 @@ class Contest:
         try:
             for kernel, store in ((Kernel.READ, Store.PLAIN), (Kernel.TRIAD, Store.NT), (Kernel.TRIAD, Store.PLAIN)):
                 for _ in range(ATTEMPTS):
-                    run = arrays.run(kernel, Way(self.engine.isas[0], store), passes=PASSES, rest_seconds=0, budget_seconds=2)
+                    run = arrays.run(
+                        kernel, Way(self.engine.isas[0], store), passes=PASSES, rest_seconds=0, budget_seconds=2
+                    )
                     assert run.error is None, run.error
                     clean = [p.seconds for p in run.passes[1:] if p.cpu_ratio >= CLEAN]
                     if len(clean) >= PASSES // 2:

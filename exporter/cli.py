@@ -1,6 +1,7 @@
 """The commands. They wire and print; they compute nothing."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Final, Literal, TypeVar
 import click
 
 from exporter.config import ConfigError, Settings, load, parse, to_yaml
+from exporter.roofline.architecture import CACHE_TYPE_BYTES
 
 DEFAULT_CONFIG: Final = Path("config.yaml")
 DEFAULT_ADDRESS: Final = "127.0.0.1:10470"
 FORMATS: Final = ("table", "json", "markdown", "csv")
 COULD_NOT_MEASURE: Final = 3
 _T = TypeVar("_T")
+
+cache_type = click.Choice(tuple(CACHE_TYPE_BYTES))
 
 format_option = click.option(
     "--format", "form", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print the result."
@@ -55,6 +59,9 @@ def main(
 
     Without a command: serve.
     """
+    # Until the daemon takes over, a signal ends the program in order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     from exporter.service.logs import configure_logs  # noqa: PLC0415 - commands import what they need: start-up time
 
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
@@ -75,7 +82,7 @@ class _Options:
         """The configuration, or the program's end with every error in it."""
         path = self.config_file or DEFAULT_CONFIG
         try:
-            if self.config_file is None and not path.exists():
+            if self.config_file is None and not _is_there(path):
                 return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
             return load(path)
         except ConfigError as error:
@@ -157,6 +164,49 @@ def report(options: _Options, form: str, url: str | None) -> None:
 
 
 @main.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@format_option
+@click.option("--bandwidth", metavar="RATE", help="Add floors under this bandwidth, e.g. 50GB/s.")
+@click.option("--cache-type-k", type=cache_type, default="f16", show_default=True, help="As given to llama-server.")
+@click.option("--cache-type-v", type=cache_type, default="f16", show_default=True, help="As given to llama-server.")
+@click.pass_obj
+def inspect(  # noqa: PLR0917 - click passes them by name
+    options: _Options, model: Path, form: str, bandwidth: str | None, cache_type_k: str, cache_type_v: str
+) -> None:
+    """Print what one decode step reads of a GGUF file, by part.
+
+    Without --bandwidth the floors stand under this machine's read ceiling, if an exporter is running on it.
+    """
+    from exporter.config.units import parse_bandwidth  # noqa: PLC0415
+    from exporter.measure.gguf import read_gguf  # noqa: PLC0415
+    from exporter.measure.gguf_types import GgufProblem  # noqa: PLC0415
+    from exporter.present.inspect import inspect_renderable, inspect_text  # noqa: PLC0415
+    from exporter.present.tables import Format  # noqa: PLC0415
+    from exporter.roofline.inspection import inspect_model  # noqa: PLC0415
+    from exporter.service.once import ask_read_ceiling  # noqa: PLC0415
+
+    try:
+        rate = parse_bandwidth(bandwidth) if bandwidth is not None else ask_read_ceiling(options.addresses()[0])
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--bandwidth") from error
+    header = read_gguf(model)
+    if isinstance(header, GgufProblem):
+        raise click.ClickException(header.message)
+    found = inspect_model(
+        model.name,
+        header.metadata,
+        header.tensors,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        bandwidth_bytes_per_second=rate,
+    )
+    if form == Format.TABLE:
+        _print(inspect_renderable(found))
+    else:
+        click.echo(inspect_text(found, Format(form)), nl=False)
+
+
+@main.command()
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Another GGUF file.")
 @click.pass_obj
 def demo(options: _Options, model: Path | None) -> None:
@@ -180,6 +230,14 @@ def healthcheck(options: _Options) -> None:
     if problem is not None:
         raise click.ClickException(problem)
     click.echo("healthy")
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; one that may not be looked at is left to `load`, which says so."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _print(renderable: object) -> None:

@@ -564,12 +564,12 @@ class TestRealLibrary:
         )
         worker.start()
         assert started.wait(10)
-        time.sleep(0.2)
         asked = time.monotonic()
         subject.cancel()
         worker.join(10)
         assert time.monotonic() - asked < 0.5
-        assert runs[0].problem in {Reason.CANCELLED, Reason.NO_MEMORY, Reason.CACHE_SUSPECT}
+        assert len(runs[0].measurements) < len(Kernel) * len(ThreadScope)
+        assert runs[0].compute is None
 
     def test_memory_is_given_back(self) -> None:
         def resident() -> int:

@@ -7,7 +7,15 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from exporter.present.plot import Plot, roofline_plot
-from exporter.present.sentences import ACCOUNTING, ceiling_lines, host_lines, notes, server_lines, standing_line
+from exporter.present.sentences import (
+    ACCOUNTING,
+    ceiling_lines,
+    host_lines,
+    notes,
+    server_lines,
+    standing_line,
+    verdict_lines,
+)
 from exporter.present.study import PART_WORDS, Column, Row, Standing, columns, rows, standing
 from exporter.present.words import age, three_digits
 from exporter.roofline.footprint import Part
@@ -36,7 +44,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StandingLine:
     """A batch against its threshold."""
 
     words: str
@@ -56,7 +64,8 @@ class Card:
     plot: Plot | None
     bars: tuple[Bar, ...]
     notes: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
+    verdict: tuple[str, ...]
+    standings: tuple[StandingLine, ...]
     last_success: str
 
 
@@ -100,15 +109,16 @@ def _card(s: ServerView, wall_now: float) -> Card:
         plot=roofline_plot(s),
         bars=tuple(_bars(s)),
         notes=tuple(notes(s)),
-        verdicts=tuple(_verdicts(s)),
+        verdict=tuple(verdict_lines(s)),
+        standings=tuple(_standings(s)),
         last_success=_ago(newest, wall_now),
     )
 
 
-def _verdicts(s: ServerView) -> Iterable[Verdict]:
+def _standings(s: ServerView) -> Iterable[StandingLine]:
     for row in rows([s]):
         if (line := standing_line(row)) is not None:
-            yield Verdict(line, below=standing(row) is Standing.BELOW)
+            yield StandingLine(line, below=standing(row) is Standing.BELOW)
 
 
 def _bars(s: ServerView) -> Iterable[Bar]:

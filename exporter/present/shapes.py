@@ -1,13 +1,16 @@
 """The JSON shapes of `report`, `/api/v1/snapshot` and `bandwidth`. Metric names come from the metric table."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from exporter.present.metric import BATCH, SERVER, Kind, Metric
 from exporter.present.metric_table import HOST, TABLE
-from exporter.roofline.ceiling import Bandwidth, ComputePeak
+from exporter.roofline.ceiling import Bandwidth, CeilingSource, ComputePeak
+from exporter.roofline.footprint import Attention, Experts, Footprint
 from exporter.roofline.snapshot import ServerView, View
+from exporter.roofline.verdict import Check, Prediction, Verdict
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 JsonObject: TypeAlias = dict[str, Json]
@@ -15,6 +18,12 @@ JsonObject: TypeAlias = dict[str, Json]
 _MODEL = "model_"
 _SAID_OTHERWISE = (BATCH[1:], ("state",), ("ceiling",))
 """What a server's metrics may be about beside the server, and its object says in a form of its own."""
+_CHECKED: Final = {
+    Prediction.INTENSITY_BELOW_RIDGE: "intensity_flops_per_byte",
+    Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "floor_ratio",
+    Prediction.BATCHING_RAISES_THROUGHPUT: "tokens_per_second_ratio",
+}
+"""What a prediction's value is, in its unit; its limit has the same name behind `limit_`."""
 
 
 def bandwidth_json(view: View) -> JsonObject:
@@ -76,10 +85,6 @@ def _compute(peak: ComputePeak) -> JsonObject:
 
 
 def _server(view: View, s: ServerView) -> JsonObject:
-    ceilings: list[Json] = [
-        {"ceiling": source, "bytes_per_second": value, "reference": source is s.roof.reference}
-        for source, value in s.roof.ceilings.items()
-    ]
     of_server = [m for m in TABLE if m.labels[:1] == SERVER and m.labels[1:2] not in _SAID_OTHERWISE]
     figures = _figures(view, of_server, (s.server.name,))
     # A model's figures stand in an object of their own, where their common first word would only repeat its name.
@@ -92,18 +97,87 @@ def _server(view: View, s: ServerView) -> JsonObject:
         "state": s.server.state,
         "state_reason": s.server.state_reason,
         "model": model,
+        "footprint": _footprint(s.server.model.footprint if s.server.model else None),
         "reference": s.roof.reference,
-        "ceilings": ceilings,
+        "ceilings": [_ceiling(s, source, value) for source, value in s.roof.ceilings.items()],
         **figures,
         "batches": [_batch(view, s, batch) for batch in sorted(s.server.batches)],
+        "verdict": _verdict(s.verdict),
     }
+
+
+def _ceiling(s: ServerView, source: CeilingSource, value: float) -> JsonObject:
+    found: JsonObject = {"ceiling": source, "bytes_per_second": value, "reference": source is s.roof.reference}
+    if source is CeilingSource.SUSTAINED:
+        found["peak_fraction_ratio"] = s.server.policy.sustained_fraction
+    return found
+
+
+def _footprint(footprint: Footprint | None) -> JsonObject | None:
+    """What the step bytes and FLOPs are made of, so that a reader can follow them; equal layers once, with a count."""
+    if footprint is None:
+        return None
+    experts, attention = Counter(footprint.experts), Counter(footprint.attention or ())
+    return {
+        "parameters": footprint.parameters,
+        "weight_bytes": footprint.weight_bytes,
+        "head_bytes": footprint.head_bytes,
+        "experts": [_experts(e, layers) for e, layers in experts.items()],
+        "attention": None if footprint.attention is None else [_attention(a, n) for a, n in attention.items()],
+        "state_bytes": footprint.state_bytes,
+    }
+
+
+def _experts(experts: Experts, layers: int) -> JsonObject:
+    return {
+        "layers": layers,
+        "bytes": experts.bytes,
+        "parameters": experts.parameters,
+        "count": experts.count,
+        "used": experts.used,
+    }
+
+
+def _attention(attention: Attention, layers: int) -> JsonObject:
+    return {
+        "layers": layers,
+        "kv_bytes_per_token": attention.kv_bytes_per_token,
+        "flops_per_token": attention.flops_per_token,
+        "window_tokens": attention.window,
+    }
+
+
+def _verdict(verdict: Verdict) -> JsonObject:
+    """The bound, the known figures that it rests on, the judged predictions and what would help."""
+    evidence: dict[str, int | float | None] = {
+        "largest_batch": verdict.largest_batch,
+        "floor_ratio": verdict.floor_ratio,
+        "growth_ratio": verdict.growth,
+        "compute_ratio": verdict.compute_share,
+        "above_ceiling_ratio": verdict.above_ceiling_ratio,
+        "ridge_crossed_at_batch": verdict.crosses_ridge_at,
+    }
+    return {
+        "bound": verdict.bound,
+        "evidence": {name: value for name, value in evidence.items() if value is not None},
+        "predictions": [_prediction(check) for check in verdict.checks],
+        "remedies": list(verdict.remedies),
+    }
+
+
+def _prediction(check: Check) -> JsonObject:
+    name = _CHECKED[check.prediction]
+    outcome: JsonObject = {"prediction": check.prediction, "holds": check.holds, "narrow": check.narrow}
+    return {**outcome, name: check.value, f"limit_{name}": check.limit}
 
 
 def _batch(view: View, s: ServerView, batch: int) -> JsonObject:
     of_batch = [m for m in TABLE if m.labels[:2] == BATCH]
+    sample = s.points[batch].sample if batch in s.points else None
     return {
         "batch": batch,
         "reason": s.server.batches[batch].reason,
+        **({"depth_tokens": sample.depth, "steps": sample.steps} if sample else {}),
         **_figures(view, of_batch, (s.server.name, str(batch))),
     }
 

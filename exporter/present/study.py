@@ -54,12 +54,14 @@ class Column(Generic[Subject]):
 
     Attributes:
         numeric: Whether it is set flush right.
+        wraps: Whether it may take several lines where the terminal is narrow.
     """
 
     head: tuple[str, ...]
     value: Callable[[Subject], Cell]
     group: Group = Group.RATE
     numeric: bool = True
+    wraps: bool = False
 
     @property
     def title(self) -> str:

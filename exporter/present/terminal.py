@@ -1,9 +1,8 @@
 """The report and the ceilings as rich renderables, readable from 80 columns on."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +15,10 @@ from exporter.present.sentences import (
     server_lines,
     standing_line,
     suggestion_lines,
+    verdict_lines,
 )
 from exporter.present.study import (
     PART_WORDS,
-    Column,
     Row,
     Standing,
     bandwidth_columns,
@@ -29,6 +28,7 @@ from exporter.present.study import (
     standing,
 )
 from exporter.present.study import Group as ColumnGroup
+from exporter.present.tables import rich_table
 from exporter.roofline.footprint import Part
 from exporter.roofline.snapshot import ServerView, View
 
@@ -42,11 +42,9 @@ _PART_LOOK: Final = {
     Part.OVERHEAD: ("░", "yellow"),
 }
 
-Subject = TypeVar("Subject")
-
 
 def report_renderable(view: View) -> RenderableType:
-    """The whole report: the host, then each server's table, budget, notes and suggestion."""
+    """The whole report: the host, then each server's table, budget, verdict, notes and suggestion."""
     parts: list[RenderableType] = [Text("Host", style="bold"), *_lines([*host_lines(view), *ceiling_lines(view)])]
     for s in view.servers:
         parts += ["", *_server(s)]
@@ -56,7 +54,7 @@ def report_renderable(view: View) -> RenderableType:
 def bandwidth_renderable(view: View) -> RenderableType:
     """The ceilings in force."""
     lines = _lines(host_lines(view))
-    return Group(*lines, "", _table(bandwidth_columns(), view.in_force)) if view.in_force else Group(*lines)
+    return Group(*lines, "", rich_table(bandwidth_columns(), view.in_force)) if view.in_force else Group(*lines)
 
 
 def _server(s: ServerView) -> Iterable[RenderableType]:
@@ -66,6 +64,9 @@ def _server(s: ServerView) -> Iterable[RenderableType]:
         yield from ("", _StudyTable(s), "", Text(ACCOUNTING, style="dim"))
     if budgeted := [row for row in rows([s]) if row.point and row.point.budget_seconds]:
         yield from ("", _budget_table(s, budgeted), "", _legend(budgeted))
+    if verdict := list(verdict_lines(s)):
+        yield ""
+        yield from (Text(verdict[0], style="bold"), *_lines(verdict[1:]))
     remarks = [*(Text(note, style="yellow") for note in notes(s)), *_standings(s), *_lines(suggestion_lines(s))]
     if remarks:
         yield Text()
@@ -90,7 +91,7 @@ class _StudyTable:
         self._columns = columns([server])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = _table(self._columns, self._rows)
+        whole = rich_table(self._columns, self._rows)
         if console.measure(whole, options=options.update(width=_UNBOUNDED)).maximum <= options.max_width:
             yield whole
             return
@@ -99,23 +100,13 @@ class _StudyTable:
         yield self._piece(ColumnGroup.READ)
 
     def _piece(self, group: ColumnGroup) -> Table:
-        return _table([c for c in self._columns if c.group in {ColumnGroup.KEY, group}], self._rows)
-
-
-def _table(columns_: Sequence[Column[Subject]], subjects: Iterable[Subject]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for column in columns_:
-        head = Text("\n".join(column.head))
-        table.add_column(head, justify="right" if column.numeric else "left", vertical="bottom", no_wrap=True)
-    for subject in subjects:
-        table.add_row(*(Text(column.text(subject)) for column in columns_))
-    return table
+        return rich_table([c for c in self._columns if c.group in {ColumnGroup.KEY, group}], self._rows)
 
 
 def _budget_table(s: ServerView, budgeted: Sequence[Row]) -> Table:
     """The budget in figures, and as bars whose lengths compare the batches' steps."""
     figures = budget_columns([s])
-    table = _table(figures, [])
+    table = rich_table(figures, [])
     table.add_column("", no_wrap=True)
     longest = max(row.point.sample.step_seconds for row in budgeted if row.point)
     for row in budgeted:

@@ -8,6 +8,7 @@ from typing import Final
 from exporter.roofline.footprint import BytesSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
+from exporter.roofline.verdict import Bound, Prediction, Remedy
 
 MISSING: Final = "-"
 """Stands where there is no number."""
@@ -74,6 +75,50 @@ STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
     }
 )
 """One sentence for each state of a server."""
+
+BOUNDS: Final[Mapping[Bound, str]] = MappingProxyType(
+    {
+        Bound.ABOVE_CEILING: "Above the ceiling, so the ceiling or the model's bytes are wrong",
+        Bound.BANDWIDTH: "Bandwidth-bound, for reading the memory fills most of the step",
+        Bound.COMPUTE: "Compute-bound, for every stream brings work of its own that sharing the read does not save",
+        Bound.OVERHEAD: "Overhead-bound, for neither reading nor computing fills the step",
+        Bound.UNKNOWN: "What holds decode back is not known",
+    }
+)
+"""What each verdict means; its evidence follows behind a colon."""
+
+REMEDIES: Final[Mapping[Remedy, str]] = MappingProxyType(
+    {
+        Remedy.CHECK_CEILING: "a right ceiling and right bytes (device: gpu with peak_bandwidth if the server is on a"
+        " GPU; gguf: the model's file)",
+        Remedy.FEWER_WEIGHT_BYTES: "fewer weight bytes (a smaller quantization, or a smaller model)",
+        Remedy.FEWER_KV_BYTES: "fewer KV bytes (--cache-type-k and --cache-type-v q8_0, or shorter contexts)",
+        Remedy.FEWER_KERNELS: "fewer and larger kernels (--flash-attn on, a newer llama.cpp)",
+        Remedy.MORE_STREAMS: "more streams together, each costing less than half a step of its own (--parallel)",
+        Remedy.MORE_THREADS: "more threads, up to one for each physical core (--threads)",
+        Remedy.FEWER_THREADS: "fewer threads than before, for others wanted the processors meanwhile (--threads)",
+        Remedy.MORE_BATCHES: "measurements of batch 1 and of a larger one (as many slots: --parallel)",
+    }
+)
+"""What would help, and how it is asked for."""
+
+PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
+    {
+        Prediction.INTENSITY_BELOW_RIDGE: "one token's intensity is below the ridge",
+        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "a single stream's steps reach more than 40 % of the reference",
+        Prediction.BATCHING_RAISES_THROUGHPUT: "batching raises the tokens/s of all streams",
+    }
+)
+"""What was predicted of decode."""
+
+PREDICTIONS_NEED: Final[Mapping[Prediction, str]] = MappingProxyType(
+    {
+        Prediction.INTENSITY_BELOW_RIDGE: "the model's size, a ceiling, the compute peak (compute_peak) and batch 1",
+        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible sample of batch 1",
+        Prediction.BATCHING_RAISES_THROUGHPUT: "samples of batch 1 and of a larger one",
+    }
+)
+"""Without what a prediction cannot be judged."""
 
 
 def three_digits(value: float) -> str:

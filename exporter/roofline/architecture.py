@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from typing import Final, Protocol
 
 from exporter.roofline.footprint import Attention, BytesSource, Experts, Footprint
@@ -43,6 +44,8 @@ _EXPERTS: Final = re.compile(r"_(ch)?exps\.")
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _ENCODER: Final = re.compile(r"(enc\.|v\.|mm\.)")
 _DEFAULT_FULL_ATTENTION_INTERVAL: Final = 4
+_MOST_LAYERS: Final = 10_000
+"""Far beyond any model; a damaged file must not cost memory by the layer that it claims."""
 _TOKEN_SHIFTS: Final = 2
 
 
@@ -93,16 +96,16 @@ class Architecture:
         """A scalar; of an array the largest, for keys that may be either."""
         value = self.metadata.get(f"{self.name}.{key}", default)
         if isinstance(value, tuple):
-            return int(max(value, default=default))
-        return default if isinstance(value, str) else int(value)
+            return max((_whole(v, default) for v in value), default=default)
+        return _whole(value, default)
 
     def per_layer(self, key: str, default: int) -> list[int]:
         """A value for each layer, whether the file has one for all or one for each."""
         value = self.metadata.get(f"{self.name}.{key}", default)
         if isinstance(value, tuple):
-            found = [int(v) for v in value]
+            found = [_whole(v, default) for v in value] or [default]
             return found[: self.layers] + found[-1:] * (self.layers - len(found))
-        return [default if isinstance(value, str) else int(value)] * self.layers
+        return [_whole(value, default)] * self.layers
 
     def has(self, key: str) -> bool:
         """Whether the file says anything about it."""
@@ -110,8 +113,14 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """Repeating layers, without those that only predict further tokens."""
-        return max(0, self.number("block_count") - self.number("nextn_predict_layers"))
+        """Repeating layers, without those that only predict further tokens; 0 when unknown or beyond belief."""
+        found = self.number("block_count") - self.number("nextn_predict_layers")
+        return found if 0 <= found <= _MOST_LAYERS else 0
+
+
+def _whole(value: float | str, default: int) -> int:
+    """The number as an integer; what is none is as good as not said."""
+    return default if isinstance(value, str) or not isfinite(value) else int(value)
 
 
 def classify(tensors: Iterable[TensorLike], architecture: Architecture) -> dict[str, Kind]:
@@ -170,13 +179,18 @@ def _experts(architecture: Architecture, tensors: Sequence[TensorLike]) -> tuple
     for tensor in tensors:
         block = _BLOCK.match(tensor.name)
         by_layer.setdefault(int(block[1]) if block else 0, []).append(tensor)
-    counts = architecture.per_layer("expert_count", 1)
-    used = architecture.per_layer("expert_used_count", 1)
+    counts = dict(enumerate(architecture.per_layer("expert_count", 1)))
+    used = dict(enumerate(architecture.per_layer("expert_used_count", 1)))
     found = []
     for layer, group in sorted(by_layer.items()):
-        count = max(1, counts[layer])
+        count = max(1, counts.get(layer, 1))
         found.append(
-            Experts(sum(t.bytes for t in group), sum(t.elements for t in group), count, min(max(1, used[layer]), count))
+            Experts(
+                sum(t.bytes for t in group),
+                sum(t.elements for t in group),
+                count,
+                min(max(1, used.get(layer, 1)), count),
+            )
         )
     return tuple(found)
 

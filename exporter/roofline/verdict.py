@@ -9,7 +9,8 @@ g = (t(B*) - t(1)) / (t(1) x (B* - 1)), which is 0 when more streams cost nothin
     g <= 0.2, or FLOPs(B*) / compute peak <= t(B*) / 10  -> overhead-bound
     otherwise, or when what the rule needs is unknown    -> unknown
 
-With batch 1 alone it is bandwidth-bound or unknown. Intensity alone never says bandwidth-bound.
+The first line that applies counts. With batch 1 alone it is bandwidth-bound or unknown (or above the ceiling).
+Intensity alone never says bandwidth-bound.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from exporter.roofline.ceiling import Roof
+from exporter.roofline.ceiling import CeilingSource, Roof
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
 
@@ -27,6 +28,10 @@ OVERHEAD_BOUND_GROWTH: Final = 0.2
 OVERHEAD_BOUND_COMPUTE_SHARE: Final = 0.1
 SINGLE_STREAM_RATIO: Final = 0.4
 """The published prediction: one stream reaches more than this share of the ceiling."""
+NARROW_MARGIN: Final = 0.03
+"""A value this near its limit, relatively, may be on either side of it: rates repeat within so much."""
+LARGE_PART: Final = 0.5
+"""More than this share of the step is the large part of it, where a remedy is worth its trouble."""
 
 
 class Bound(StrEnum):
@@ -48,6 +53,7 @@ class Remedy(StrEnum):
     FEWER_KERNELS = "fewer_kernels"
     MORE_STREAMS = "more_streams"
     MORE_THREADS = "more_threads"
+    FEWER_THREADS = "fewer_threads"
     MORE_BATCHES = "more_batches"
 
 
@@ -71,6 +77,11 @@ class Check:
     value: float
     limit: float
 
+    @property
+    def narrow(self) -> bool:
+        """Whether the value is so near the limit that the next measurement may say the opposite."""
+        return abs(self.value / self.limit - 1) < NARROW_MARGIN
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -80,6 +91,7 @@ class Verdict:
         floor_ratio: r, at batch 1.
         growth: g, at the largest batch.
         compute_share: FLOPs / compute peak / step time, at the largest batch.
+        above_ceiling_ratio: The implausible samples' largest step bytes/s / the hard ceiling; None without any.
         crosses_ridge_at: The smallest measured batch whose own intensity is above the ridge.
     """
 
@@ -88,6 +100,7 @@ class Verdict:
     floor_ratio: float | None
     growth: float | None
     compute_share: float | None
+    above_ceiling_ratio: float | None
     checks: tuple[Check, ...]
     crosses_ridge_at: int | None
     remedies: tuple[Remedy, ...]
@@ -105,18 +118,25 @@ def judge_server(points: Mapping[int, DecodePoint], roof: Roof) -> Verdict:
         flops = points[largest].flops_per_second
         if flops is not None and roof.compute_flops_per_second is not None:
             share = flops / roof.compute_flops_per_second
-    implausible = any(p.implausible for p in points.values())
-    bound = _bound(implausible=implausible, ratio=ratio, growth=growth, share=share)
+    above = _above_ceiling(points, roof)
+    bound = _bound(implausible=above is not None, ratio=ratio, growth=growth, share=share)
     return Verdict(
         bound=bound,
         largest_batch=largest,
         floor_ratio=ratio,
         growth=growth,
         compute_share=share,
+        above_ceiling_ratio=above,
         checks=_checks(points, roof),
         crosses_ridge_at=_crossing(points, roof),
-        remedies=_remedies(bound, one, growth),
+        remedies=_remedies(bound, one, growth, on_gpu=CeilingSource.PEAK in roof.ceilings) if points else (),
     )
+
+
+def _above_ceiling(points: Mapping[int, DecodePoint], roof: Roof) -> float | None:
+    hard = roof.hard_bytes_per_second
+    rates = [p.step_bytes_per_second for p in points.values() if p.implausible and p.step_bytes_per_second is not None]
+    return max(rates) / hard if rates and hard is not None else None
 
 
 def _bound(*, implausible: bool, ratio: float | None, growth: float | None, share: float | None) -> Bound:
@@ -159,22 +179,29 @@ def _crossing(points: Mapping[int, DecodePoint], roof: Roof) -> int | None:
     return next(above, None)
 
 
-def _remedies(bound: Bound, one: DecodePoint | None, growth: float | None) -> tuple[Remedy, ...]:
-    """What would help, the most promising first."""
-    cheap_streams = growth is not None and growth < COMPUTE_BOUND_GROWTH
+def _remedies(bound: Bound, one: DecodePoint | None, growth: float | None, *, on_gpu: bool) -> tuple[Remedy, ...]:
+    """What would help, the most promising first: only what the large part of the token and the evidence speak for."""
+    ratio = (one.floor_ratio or 0.0) if one is not None else 0.0
+    # Bytes are worth saving where reading them is most of the step; more streams where each costs less than half one.
+    bytes_first = (_fewer_bytes(one),) if one is not None and ratio > LARGE_PART else ()
+    streams = (Remedy.MORE_STREAMS,) if growth is not None and growth < COMPUTE_BOUND_GROWTH else ()
     match bound:
         case Bound.ABOVE_CEILING:
             return (Remedy.CHECK_CEILING,)
         case Bound.BANDWIDTH:
-            budget = one.budget_seconds if one else {}
-            weights = budget.get(Part.WEIGHTS, 0.0) + budget.get(Part.OUTPUT_HEAD, 0.0)
-            bytes_first = (
-                Remedy.FEWER_KV_BYTES if budget.get(Part.KV_CACHE, 0.0) > weights else Remedy.FEWER_WEIGHT_BYTES
-            )
-            return (bytes_first, Remedy.MORE_STREAMS) if cheap_streams else (bytes_first,)
+            return (*bytes_first, *streams)
         case Bound.COMPUTE:
-            return (Remedy.MORE_THREADS,)
+            # A GPU's threads are not the operator's to choose.
+            return () if on_gpu else (Remedy.MORE_THREADS,)
         case Bound.OVERHEAD:
-            return (Remedy.MORE_STREAMS, Remedy.FEWER_KERNELS) if cheap_streams else (Remedy.FEWER_KERNELS,)
+            # Threads that others keep from running hold up the rest at the end of every kernel.
+            contended = one is not None and one.sample.contended and not on_gpu
+            return (*bytes_first, *streams, Remedy.FEWER_KERNELS, *((Remedy.FEWER_THREADS,) if contended else ()))
         case Bound.UNKNOWN:
-            return () if growth is not None else (Remedy.MORE_BATCHES,)
+            return (Remedy.MORE_BATCHES,) if growth is None else (*bytes_first, *streams)
+
+
+def _fewer_bytes(one: DecodePoint) -> Remedy:
+    budget = one.budget_seconds
+    weights = budget.get(Part.WEIGHTS, 0.0) + budget.get(Part.OUTPUT_HEAD, 0.0)
+    return Remedy.FEWER_KV_BYTES if budget.get(Part.KV_CACHE, 0.0) > weights else Remedy.FEWER_WEIGHT_BYTES

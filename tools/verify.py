@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""Recomputes every derived figure of a report from its raw measurements, and tells each that differs.
+
+    roofline-exporter report --format json | tools/verify.py -
+    curl -s http://127.0.0.1:10470/api/v1/snapshot | tools/verify.py -
+
+It shares no code with the exporter on purpose: an error would have to be made twice. A figure that it does not know is
+an error too, so that a new one cannot be published unchecked. Exit status 0: all agree; 1: some differ; 2: no report.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from math import isclose, isfinite
+from pathlib import Path
+from typing import Any
+
+RELATIVE, ABSOLUTE = 1e-6, 1e-12
+"""What rounding may do to a figure."""
+
+Figures = dict[str, Any]
+"""By their place in the document, as in `batches.0.decode_step_seconds`."""
+
+RAW = re.compile(
+    r"""(
+    (cpus|last_level_cache_bytes|memory_bytes)
+    | memory_bandwidth_(array_bytes|last_success_timestamp_seconds|runs_total)
+    | memory_bandwidth\.\d+\.(best_bytes_per_second|median_bytes_per_second|thread_count|array_bytes|passes)
+    | compute\.\d+\.(flops_per_second|spread_ratio|thread_count)
+    | model\.(parameters|weight_bytes|file_mismatch)
+    | footprint\.((parameters|weight_bytes|head_bytes|state_bytes)
+        | experts\.\d+\.(layers|bytes|parameters|count|used)
+        | attention\.\d+\.(layers|kv_bytes_per_token|flops_per_token|window_tokens))
+    | ceilings\.\d+\.(bytes_per_second|peak_fraction_ratio)
+    | server_slots | server_compute_peak_flops_per_second\.\w+
+    | probes_total | probe_interval_seconds | probe(s_skipped|s_rejected|_failures)_total\.\w+
+    | batches\.\d+\.(batch|depth_tokens|steps|decode_step_seconds|decode_step_spread_ratio|decode_contended
+        | decode_floor_ratio_threshold|decode_below_threshold_samples
+        | probe_success|probe_duration_seconds|probe_last_success_timestamp_seconds)
+    )""",
+    re.VERBOSE,
+)
+"""What was measured, counted or configured: nothing to recompute it from."""
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar with its place; `null` says that nothing is known and is no figure."""
+    if isinstance(value, dict):
+        inner = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        inner = [(str(number), item) for number, item in enumerate(value)]
+    else:
+        if value is not None:
+            yield place, value
+        return
+    for key, item in inner:
+        yield from leaves(item, f"{place}.{key}" if place else key)
+
+
+def host_figures(host: Mapping[str, Any]) -> Figures:
+    """The machine's derived figures: the spread of each kernel's passes."""
+    return {
+        f"memory_bandwidth.{number}.spread_ratio": m["best_bytes_per_second"] / m["median_bytes_per_second"] - 1
+        for number, m in enumerate(host["memory_bandwidth"])
+    }
+
+
+class Server:
+    """One server of the report, and its figures derived anew."""
+
+    def __init__(self, host: Mapping[str, Any], server: Mapping[str, Any]) -> None:
+        self.host, self.server, self.footprint = host, server, server["footprint"]
+        self.ceilings: dict[str, float] = {c["ceiling"]: c["bytes_per_second"] for c in server["ceilings"]}
+        self.reference = self.ceilings.get(server["reference"])
+        self.hard = self.ceilings.get("read") or self.ceilings.get("peak")
+        self.peak = next(iter(server.get("server_compute_peak_flops_per_second", {}).values()), None)
+        self.ridge = self.peak / self.reference if self.peak and self.reference else None
+        self.measured = {b["batch"]: b for b in server["batches"] if "decode_step_seconds" in b}
+
+    def figures(self) -> Figures:
+        """All derived figures of the server, where they belong in its object."""
+        found: Figures = {"server_up": int(self.server["state"] in {"ready", "busy", "sleeping"})}
+        if self.ridge:
+            found["ridge_flops_per_byte"] = self.ridge
+        found.update(self._sources())
+        for number, batch in enumerate(self.server["batches"]):
+            found.update({f"batches.{number}.{name}": value for name, value in self._batch(batch).items()})
+        found.update({f"verdict.{name}": value for name, value in self._verdict().items()})
+        return found
+
+    def _sources(self) -> Figures:
+        """What is published twice must agree: ceilings with the host's, the server's own bytes with the footprint's."""
+        found: Figures = {}
+        kernels = {m["kernel"]: m for m in self.host["memory_bandwidth"] if m["threads"] == "all"}
+        for number, ceiling in enumerate(self.server["ceilings"]):
+            source, place = ceiling["ceiling"], f"ceilings.{number}"
+            found[f"{place}.reference"] = source == self.server["reference"]
+            if source in {"triad", "read"}:
+                found[f"{place}.bytes_per_second"] = kernels[source]["best_bytes_per_second"]
+            if source == "sustained":
+                found[f"{place}.bytes_per_second"] = self.ceilings["peak"] * ceiling["peak_fraction_ratio"]
+        if "measured" in self.server.get("server_compute_peak_flops_per_second", {}):
+            peak = self.host["compute"][0]["flops_per_second"]
+            found["server_compute_peak_flops_per_second.measured"] = peak
+        if self.footprint is not None:
+            if self.footprint["attention"] is not None:
+                each = (a["layers"] * a["kv_bytes_per_token"] for a in self.footprint["attention"])
+                found["model.kv_bytes_per_token"] = sum(each)
+            if self.server["model"]["bytes_source"] == "server":
+                found.update({f"footprint.{k}": self.server["model"][k] for k in ("parameters", "weight_bytes")})
+        return found
+
+    def _weights(self, streams: int) -> float:
+        """Bytes of the weights that a step reads: of each routed expert, the odds that any of the streams calls it."""
+        routed = (
+            e["layers"] * e["bytes"] * (1 - ((e["count"] - e["used"]) / e["count"]) ** streams)
+            for e in self.footprint["experts"]
+        )
+        return float(self.footprint["weight_bytes"] + sum(routed))
+
+    def _cache(self, streams: int, depth: float) -> float | None:
+        """Bytes of cache and state that a step reads; None when the layers are not known."""
+        if (layers := self.footprint["attention"]) is None:
+            return None
+        seen = sum(a["layers"] * a["kv_bytes_per_token"] * self._seen(a, depth) for a in layers)
+        return float(streams * (seen + (self.footprint["state_bytes"] or 0)))
+
+    def _flops(self, streams: int, depth: float) -> float:
+        multiplied = self.footprint["parameters"] + sum(
+            e["layers"] * e["parameters"] / e["count"] * e["used"] for e in self.footprint["experts"]
+        )
+        layers = self.footprint["attention"] or []
+        attended = sum(a["layers"] * a["flops_per_token"] * self._seen(a, depth) for a in layers)
+        return float(streams * (multiplied + multiplied + attended))
+
+    @staticmethod
+    def _seen(attention: Mapping[str, Any], depth: float) -> float:
+        window = attention["window_tokens"]
+        return depth if window is None or depth < window else window
+
+    def _batch(self, batch: Mapping[str, Any]) -> Figures:
+        streams, seconds, depth = batch["batch"], batch.get("decode_step_seconds"), batch.get("depth_tokens", 0)
+        found: Figures = {}
+        if seconds is not None:
+            found |= {"decode_tokens_per_second": streams / seconds, "decode_implausible": 0}
+            smaller = [b for b in self.measured if b < streams]
+            if smaller:
+                before = self.measured[max(smaller)]
+                added = seconds - before["decode_step_seconds"]
+                found["decode_marginal_stream_seconds"] = added / (streams - before["batch"])
+        if self.footprint is None:
+            return found
+        weights, cache = self._weights(streams), self._cache(streams, depth)
+        read = weights + (cache or 0)
+        found["model_step_bytes"] = read
+        if seconds is None:
+            return found
+        flops, per_token = self._flops(streams, depth), self._weights(1) * streams / seconds
+        implausible = self.hard is not None and read > 1.05 * self.hard * seconds
+        found |= {
+            "decode_step_bytes_per_second": read / seconds,
+            "decode_token_read_bytes_per_second": per_token,
+            "decode_intensity_flops_per_byte": flops / read,
+            "decode_flops_per_second": flops / seconds,
+            "decode_implausible": int(implausible),
+        }
+        for source, ceiling in self.ceilings.items():
+            least = max(read / ceiling, flops / self.peak) if self.peak else read / ceiling
+            found[f"decode_attainable_tokens_per_second.{source}"] = streams / least
+            if not implausible:
+                found[f"decode_ceiling_ratio.{source}"] = read / (ceiling * seconds)
+                found[f"decode_token_read_ratio.{source}"] = per_token / ceiling
+        if self.reference:
+            found["decode_floor_seconds"] = read / self.reference
+            if not implausible:
+                found["decode_floor_ratio"] = read / (self.reference * seconds)
+                found |= self._budget(weights, cache, self.reference, seconds)
+        return found
+
+    def _budget(self, weights: float, cache: float | None, ceiling: float, seconds: float) -> Figures:
+        head = self.footprint["head_bytes"]
+        parts = {"weights": weights - (head or 0), "output_head": head, "kv_cache": cache}
+        spent = {name: size / ceiling for name, size in parts.items() if size is not None}
+        spent["overhead"] = seconds - sum(spent.values())
+        if spent["overhead"] < 0:
+            return {}
+        return {f"decode_budget_seconds.{name}": value for name, value in spent.items()}
+
+    def _verdict(self) -> Figures:
+        """The verdict's evidence and predictions; `bound` is a set where rounding could tip it either way."""
+        derived = {streams: {**batch, **self._batch(batch)} for streams, batch in self.measured.items()}
+        if not derived:
+            return {"bound": {"unknown"}}
+        largest, one = max(derived), derived.get(1, {})
+        ratio, growth = one.get("decode_floor_ratio"), None
+        evidence: Figures = {"largest_batch": largest, "floor_ratio": ratio}
+        share = gain = None
+        if one and largest > 1:
+            slower = derived[largest]["decode_step_seconds"] / one["decode_step_seconds"]
+            growth, gain = (slower - 1) / (largest - 1), largest / slower
+            if self.peak and self.footprint is not None:
+                share = derived[largest]["decode_flops_per_second"] / self.peak
+        above = [b["decode_step_bytes_per_second"] for b in derived.values() if b["decode_implausible"]]
+        intensities = {b: v["decode_intensity_flops_per_byte"] for b, v in derived.items() if self.footprint}
+        crossed = [b for b, intensity in intensities.items() if self.ridge and intensity > self.ridge]
+        evidence |= {
+            "growth_ratio": growth,
+            "compute_ratio": share,
+            "above_ceiling_ratio": max(above) / self.hard if above and self.hard else None,
+            "ridge_crossed_at_batch": min(crossed, default=None),
+        }
+        found: Figures = {f"evidence.{name}": value for name, value in evidence.items() if value is not None}
+        nudges = (-1e-9, 0, 1e-9)
+        found["bound"] = {"above-ceiling"} if above else {bound_of(ratio, growth, share, nudge) for nudge in nudges}
+        judged = [
+            ("intensity_below_ridge", "intensity_flops_per_byte", intensities.get(1), self.ridge, -1),
+            ("single_stream_above_40_percent", "floor_ratio", ratio, 0.4, 1),
+            ("batching_raises_throughput", "tokens_per_second_ratio", gain, 1.0, 1),
+        ]
+        known = [(name, of, v, limit, way) for name, of, v, limit, way in judged if v is not None and limit is not None]
+        for number, (name, of, value, limit, way) in enumerate(known):
+            place = f"predictions.{number}"
+            found |= {f"{place}.prediction": name, f"{place}.{of}": value, f"{place}.limit_{of}": limit}
+            found[f"{place}.holds"] = way * value > way * limit
+            found[f"{place}.narrow"] = 0.97 * limit < value < 1.03 * limit
+        return found
+
+
+def bound_of(ratio: float | None, growth: float | None, share: float | None, nudge: float) -> str:
+    """The rule of docs/verdict.md, with every threshold moved by `nudge`."""
+    if ratio is not None and ratio >= 0.65 + nudge:
+        return "bandwidth-bound"
+    if ratio is None or growth is None:
+        return "unknown"
+    if growth >= 0.5 + nudge:
+        return "compute-bound"
+    idle = share is not None and share <= 0.1 - nudge
+    return "overhead-bound" if growth <= 0.2 - nudge or idle else "unknown"
+
+
+def agrees(published: Any, derived: Any) -> bool:
+    """Whether they are the same figure but for rounding, or the same word."""
+    if isinstance(derived, set):
+        return published in derived
+    if isinstance(derived, str) or isinstance(published, str):
+        return bool(published == derived)
+    return isclose(published, derived, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+
+
+def compare(about: str, document: Mapping[str, Any], derived: Figures) -> tuple[int, list[str]]:
+    """How many figures of the object were checked, and a line for each that is wrong, unknown or missing."""
+    published, wrong = dict(leaves(document)), []
+    for place, value in published.items():
+        where = f"{about}{place}"
+        if (batch := re.match(r"batches\.(\d+)\.(.+)", place)) is not None:
+            where = f"{about}batch {document['batches'][int(batch[1])]['batch']}: {batch[2]}"
+        if place in derived:
+            if not agrees(value, derived[place]):
+                wrong.append(f"{where}: published {value}, recomputed {derived[place]}")
+        elif not isinstance(value, str) and not RAW.fullmatch(place):
+            wrong.append(f"{where}: published {value}, but verify.py does not know how to recompute it")
+    # A value that is no finite number is not published.
+    due = (place for place, value in derived.items() if not isinstance(value, float) or isfinite(value))
+    wrong += [f"{about}{place}: not published, recomputed {derived[place]}" for place in due if place not in published]
+    return len(published.keys() & derived.keys()), wrong
+
+
+def verify(document: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """How many derived figures were checked, and a line for each difference."""
+    host = document["host"]
+    checked, wrong = compare("host: ", host, host_figures(host))
+    for server in document["servers"]:
+        count, lines = compare(f"{server['server']}: ", server, Server(host, server).figures())
+        checked, wrong = checked + count, wrong + lines
+    return checked, wrong
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Verifies the report in the file, or on standard input for `-`."""
+    if len(arguments) != 1:
+        print("usage: verify.py REPORT.json", file=sys.stderr)
+        return 2
+    try:
+        text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text(encoding="utf-8")
+        checked, wrong = verify(json.loads(text))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError) as error:
+        print(f"{arguments[0]}: not a report: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    for line in wrong:
+        print(line)
+    print(f"{checked} derived figures checked, {len(wrong)} differences")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,17 +5,21 @@ import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import click
 
-from exporter.config import ConfigError, Settings, load, parse, to_yaml
 from exporter.roofline.architecture import CACHE_TYPE_BYTES
+
+if TYPE_CHECKING:
+    from exporter.config import Settings
 
 DEFAULT_CONFIG: Final = Path("config.yaml")
 DEFAULT_ADDRESS: Final = "127.0.0.1:10470"
 FORMATS: Final = ("table", "json", "markdown", "csv")
 COULD_NOT_MEASURE: Final = 3
+_SILENT: Final = frozenset({"check-config", "healthcheck"})
+"""Commands that log nothing."""
 _T = TypeVar("_T")
 
 cache_type = click.Choice(tuple(CACHE_TYPE_BYTES))
@@ -62,11 +66,13 @@ def main(
     # Until the daemon takes over, a signal ends the program in order.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    from exporter.service.logs import configure_logs  # noqa: PLC0415 - commands import what they need: start-up time
-
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
-    quiet = "warning" if context.invoked_subcommand == "demo" else "info"
-    configure_logs(log_level or quiet, log_format)
+    if context.invoked_subcommand not in _SILENT:
+        # Here and below: commands import what they need, for the sake of their start-up time.
+        from exporter.service.logs import configure_logs  # noqa: PLC0415
+
+        quiet = "warning" if context.invoked_subcommand == "demo" else "info"
+        configure_logs(log_level or quiet, log_format)
     if context.invoked_subcommand is None:
         context.invoke(serve)
 
@@ -78,8 +84,10 @@ class _Options:
         self.config_file = config_file
         self._addresses = addresses
 
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """The configuration, or the program's end with every error in it."""
+        from exporter.config import ConfigError, load, parse  # noqa: PLC0415
+
         path = self.config_file or DEFAULT_CONFIG
         try:
             if self.config_file is None and not _is_there(path):
@@ -90,7 +98,7 @@ class _Options:
 
     def addresses(self) -> list[tuple[str, int]]:
         """Where to listen, or the program's end when an address is none."""
-        from exporter.service.web import parse_address  # noqa: PLC0415
+        from exporter.service.ask import parse_address  # noqa: PLC0415
 
         try:
             return [parse_address(address) for address in self._addresses]
@@ -115,6 +123,8 @@ def serve(options: _Options) -> None:
 @click.pass_obj
 def check_config(options: _Options) -> None:
     """Validate the configuration and print it as it is in force, secrets masked."""
+    from exporter.config import to_yaml  # noqa: PLC0415
+
     click.echo(to_yaml(options.settings()), nl=False)
 
 
@@ -144,10 +154,9 @@ def report(options: _Options, form: str, url: str | None) -> None:
 
     Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: could not measure.
     """
-    from exporter.present.report import Format, report_exit_code, report_renderable, report_text  # noqa: PLC0415
-    from exporter.service.once import AskError, fetch_report, measure_once  # noqa: PLC0415
-
     if url:
+        from exporter.service.ask import AskError, fetch_report  # noqa: PLC0415
+
         try:
             text, status = fetch_report(url, form)
         except AskError as error:
@@ -155,6 +164,9 @@ def report(options: _Options, form: str, url: str | None) -> None:
             raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
         click.echo(text, nl=False)
         raise click.exceptions.Exit(status)
+    from exporter.present.report import Format, report_exit_code, report_renderable, report_text  # noqa: PLC0415
+    from exporter.service.once import measure_once  # noqa: PLC0415
+
     seen = _run(measure_once(options.settings()))
     if form == Format.TABLE:
         _print(report_renderable(seen))
@@ -183,7 +195,7 @@ def inspect(  # noqa: PLR0917 - click passes them by name
     from exporter.present.inspect import inspect_renderable, inspect_text  # noqa: PLC0415
     from exporter.present.tables import Format  # noqa: PLC0415
     from exporter.roofline.inspection import inspect_model  # noqa: PLC0415
-    from exporter.service.once import ask_read_ceiling  # noqa: PLC0415
+    from exporter.service.ask import ask_read_ceiling  # noqa: PLC0415
 
     try:
         rate = parse_bandwidth(bandwidth) if bandwidth is not None else ask_read_ceiling(options.addresses()[0])
@@ -224,7 +236,7 @@ def demo(options: _Options, model: Path | None) -> None:
 @click.pass_obj
 def healthcheck(options: _Options) -> None:
     """Exit with 0 if the exporter on this machine answers; for containers."""
-    from exporter.service.once import ask_health  # noqa: PLC0415
+    from exporter.service.ask import ask_health  # noqa: PLC0415
 
     problem = ask_health(options.addresses()[0])
     if problem is not None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from trees import Machine
 
-from exporter.measure.bandwidth import BandwidthMeter, BandwidthRun
-from exporter.measure.membench import Bench, KernelRun, Membench, Way
+from exporter.measure.bandwidth import BandwidthMeter
+from exporter.measure.host import allowed_cpus
+from exporter.measure.membench import Bench, KernelRun, Membench, MembenchArrays, Way
 from exporter.measure.whose import CpuSet
-from exporter.roofline.ceiling import Bandwidth, Kernel, ThreadScope
+from exporter.roofline.ceiling import Bandwidth, BandwidthRun, BandwidthTrack, Kernel, ThreadScope
 from exporter.roofline.passes import (
     EVICT_SLICE_BYTES,
     EVICT_SMALL_PAGES_SLICE_BYTES,
@@ -183,6 +184,13 @@ class TestEvict:
         assert run.array_bytes
         assert 3 * run.array_bytes <= 34 * MIB
 
+    def test_a_limit_that_cannot_be_seen_is_expected_to_be_small(self, machine: Machine) -> None:
+        """A container without /sys: /proc says that there is a group, and nothing says how large it may grow."""
+        machine.cache("0-7", 3, "393216K").write("proc/self/cgroup", "4:memory:/docker/abc\n0::/\n")
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert run.problem is None
+        assert run.array_bytes == 16 * MIB
+
     def test_without_huge_pages_the_slices_are_larger(self, machine: Machine) -> None:
         machine.cache("0-7", 3, "393216K").write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]")
         run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
@@ -203,6 +211,24 @@ class TestEvict:
         run = subject.measure(full=False)
         assert {b.kernel for b in run.measurements} == {Kernel.READ, Kernel.TRIAD}
         assert {c.method for c in engine.calls} == {Method.EVICT}
+
+
+class TestBurst:
+    def test_time_that_the_hypervisor_took_voids_the_whole_run(self, machine: Machine) -> None:
+        """10 s of the two CPUs' time within a run of 7: no pass can show that."""
+        stat = "cpu{0} 1 0 1 1 0 0 0 {1} 0 0\n"
+        machine.write("proc/stat", stat.format(0, 0) + stat.format(1, 0))
+        times = iter([0.0, *[7.0] * 1000])
+
+        def steal(_: FakeEngine) -> None:
+            machine.write("proc/stat", stat.format(0, 500) + stat.format(1, 500))
+
+        engine = FakeEngine(on_run=steal)
+        subject = meter(machine, engine)
+        subject._clock = lambda: next(times)
+        run = subject.measure(full=True)
+        assert run.measurements == ()
+        assert run.problem is Reason.PREEMPTED
 
 
 class TestVariants:
@@ -554,6 +580,46 @@ class TestRealLibrary:
     def test_a_wrong_argument_is_a_bug(self) -> None:
         with pytest.raises(ValueError, match="membench"):
             Membench().open((), MIB)
+
+    def test_a_neighbour_on_another_cpu_lowers_no_ceiling(self) -> None:
+        """It leaves no trace in any thread's time; the best of the day stays in force, and the last value shows it."""
+        if len(allowed_cpus()) < 2:
+            pytest.skip("a neighbour needs a CPU of its own")
+        subject = self.real(GIB)
+        subject._cpus = lambda: CpuSet(allowed_cpus()[:1], "exporter")
+        track = BandwidthTrack()
+
+        def measure() -> None:
+            nonlocal track
+            for _ in range(10):
+                found = [b for b in subject.measure(full=False).measurements if b.kernel is Kernel.READ]
+                if found:
+                    track = track.add(found[0])
+                    return
+
+        measure()
+        quiet = track.in_force(time.monotonic())
+        if quiet is None:
+            pytest.skip("this machine is too busy to measure on")
+        arrays = Membench().open(allowed_cpus()[1:2], 256 * MIB)
+        assert isinstance(arrays, MembenchArrays)
+        stop = threading.Event()
+
+        def stream() -> None:
+            while not stop.is_set():
+                arrays.run(Kernel.TRIAD, Way(Membench().isas[0]), passes=4, rest_seconds=0.0, budget_seconds=0.3)
+
+        neighbour = threading.Thread(target=stream)
+        neighbour.start()
+        try:
+            measure()
+        finally:
+            stop.set()
+            neighbour.join(10)
+            arrays.close()
+        after = track.in_force(time.monotonic())
+        assert after
+        assert after.best_bytes_per_second >= quiet.best_bytes_per_second
 
     def test_cancel_from_another_thread(self) -> None:
         subject = self.real(GIB)

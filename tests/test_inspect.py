@@ -26,8 +26,7 @@ from exporter.present.report import report_text
 from exporter.present.tables import Format
 from exporter.roofline.architecture import Kind, Metadata
 from exporter.roofline.inspection import BATCHES, DEPTHS, Inspection, inspect_model
-from exporter.service.once import ask_read_ceiling
-from exporter.service.web import STATUS_HEADER
+from exporter.service.ask import STATUS_HEADER, ask_read_ceiling
 
 LLAMA: Metadata = {
     "general.architecture": "llama",

@@ -330,6 +330,7 @@ def test_bandwidth_has_the_promised_shape() -> None:
         "scope": "process",
         "array_bytes": 268435456,
         "passes": 20,
+        "flags": [],
     }
     assert document["compute"][0]["precision"] == "fp32"
     assert document["compute"][0]["flops_per_second"] == 400e9
@@ -338,9 +339,9 @@ def test_bandwidth_has_the_promised_shape() -> None:
 def test_the_bandwidth_table_fits_80_columns() -> None:
     text = bandwidth_text(snapshots.rich_view(), Format.TABLE)
     assert max(map(len, text.splitlines())) <= 80
-    assert re.search(r"^read +single +1 +15\.0 +14\.7 +2\.00 +20 +268 +nt +avx2 +thp$", text, re.MULTILINE)
+    assert re.search(r"^read +single 1 +15\.0 +14\.7 +2\.00 +268 +avx2 nt +thp +stream$", text, re.MULTILINE)
     assert csv_rows(bandwidth_text(snapshots.rich_view(), Format.CSV))[1]["best GB/s"] == "50.0"
-    assert "| read | all | 8 | 50.0 | 49.0 | 2.00 | 20 | 268 | nt | avx2 | thp |" in bandwidth_text(
+    assert "| read | all 8 | 50.0 | 49.0 | 2.00 | 268 | avx2 nt | thp | stream |" in bandwidth_text(
         snapshots.rich_view(), Format.MARKDOWN
     )
 

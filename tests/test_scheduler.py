@@ -13,12 +13,11 @@ from fake_llama import Behaviour, FakeLlama
 from fake_llama_answers import Model
 
 from exporter.config import BandwidthSettings, ProbeSettings, ServerSettings, Settings
-from exporter.measure.bandwidth import BandwidthRun
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
-from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
+from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, view

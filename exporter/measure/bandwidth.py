@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Final
 
 from exporter.measure.cgroup import quota_cpus
-from exporter.measure.host import huge_pages_given, memory_budget_bytes
+from exporter.measure.host import huge_pages_given, memory_budget_bytes, steal_seconds, was_robbed
 from exporter.measure.kernels import FULL_PASSES, LEAST_PASSES, KernelRunner
 from exporter.measure.membench import Engine, Membench
 from exporter.measure.topology import assumed_cache_bytes, last_level_cache_bytes, thread_sets
 from exporter.measure.whose import CpuSet, measured_cpus
-from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel
+from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel
 from exporter.roofline.passes import (
     EVICT_MEMORY_SHARE,
     EvictPlan,
@@ -39,37 +39,6 @@ QUOTA_REST_SECONDS: Final = 0.12
 _READ_STORES: Final = (Store.PLAIN,)
 _TRACKED: Final = (Kernel.READ, Kernel.TRIAD)
 _BY_IMPORTANCE: Final = (*_TRACKED, Kernel.COPY, Kernel.SCALE, Kernel.ADD)
-
-
-@dataclass(frozen=True, slots=True)
-class BandwidthRun:
-    """What one call of `BandwidthMeter.measure` gave.
-
-    Attributes:
-        measurements: At most one for each kernel and thread scope.
-        compute: Full runs only.
-        rejected: Passes, and whole kernels or sizes, that were not good enough, by reason.
-        problem: Why there is no `read` ceiling for all threads, which every CPU server's floor needs; None when there
-        is one. array_bytes: The size of each of the three arrays; None when none was settled on. cpus: The CPUs that
-        could be used. cache_bytes: The last-level cache that the size was planned for. cache_assumed: The kernel did
-        not tell the cache; `cache_bytes` is a guess (the plateau test still decides). unpinned_threads: Threads that
-        the system did not let us pin; the numbers stand, with more spread.
-    """
-
-    measurements: tuple[Bandwidth, ...]
-    compute: ComputePeak | None
-    rejected: Mapping[Reason, int]
-    problem: Reason | None
-    array_bytes: int | None
-    cpus: tuple[int, ...]
-    cache_bytes: int
-    cache_assumed: bool
-    unpinned_threads: int = 0
-
-    @classmethod
-    def failed(cls, reason: Reason) -> "BandwidthRun":
-        """A run that could not even begin."""
-        return cls((), None, MappingProxyType({reason: 1}), reason, None, (), 0, cache_assumed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +133,7 @@ class BandwidthMeter:
         swept = thread_sets(self._sys, cpus, self._threads)
         sets = swept if len(swept[-1]) == 1 else (*swept, swept[-1][:1])
         compute: ComputePeak | Reason | None = None
+        began, stolen = self._clock(), steal_seconds(self._proc, cpus)
         try:
             plan = self._plan(cache, len(swept[0]))
             known = self._calibration
@@ -173,6 +143,9 @@ class BandwidthMeter:
                 found = _measure_all(runner, plan, sets, tell)
             else:
                 found = _measure_again(runner, plan, sets, known, tell)
+            if was_robbed(stolen, steal_seconds(self._proc, cpus), self._clock() - began, len(cpus)):
+                # Guests do not see the hypervisor's theft in their threads' CPU time, so no pass tells.
+                found = _nothing(runner.refuse(Reason.PREEMPTED))
             self._remember(cpus, found)
             if full and self._measure_compute and not runner.cancelled():
                 tell("compute peak")

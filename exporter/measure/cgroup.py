@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+_GROUP_FILES: Final = ("cgroup.procs", "memory.max", "memory.limit_in_bytes")
+"""One of these is in every group that rules memory."""
 _NO_LIMIT_BYTES: Final = 1 << 62
 """Version 1 writes 2^63 - one page for "no limit"; nothing real comes near half of that."""
 _USUAL_V2: Final = ("fs/cgroup", "fs/cgroup/unified")
@@ -44,6 +46,14 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+
+
+def _exists(path: Path) -> bool:
+    """Whether it is there; what may not be looked at is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def read_int(path: Path) -> int | None:
@@ -82,6 +92,14 @@ def memory_left_bytes(proc: Path, sys: Path) -> int | None:
 def memory_limit_bytes(proc: Path, sys: Path) -> int | None:
     """The least memory limit over the visible groups; None without any limit."""
     return min((limit for limit, _ in _memory(proc, sys)), default=None)
+
+
+def memory_limit_hidden(proc: Path, sys: Path) -> bool:
+    """Whether this process is in a memory group whose limit cannot be seen: a container without /sys, for instance."""
+    own = (line.split(":", 2) for line in (read_text(proc / "self/cgroup") or "").splitlines())
+    ruled = any(len(f) == 3 and ("memory" in f[1].split(",") or (f[0] == "0" and not f[1])) for f in own)  # noqa: PLR2004
+    seen = (g.path / name for g in groups(proc, sys, "memory") for name in _GROUP_FILES)
+    return ruled and not any(_exists(file) for file in seen)
 
 
 def quota_cpus(proc: Path, sys: Path) -> float | None:
@@ -131,8 +149,8 @@ def _mounts(proc: Path, sys: Path, controller: str) -> tuple[_Mount, ...]:
     """The hierarchies that can rule the controller: from mountinfo, else the usual places."""
     text = read_text(proc / "self/mountinfo")
     if text is None:
-        v2 = (_Mount(2, frozenset(), "/", sys / p) for p in _USUAL_V2 if (sys / p / "cgroup.controllers").exists())
-        v1 = (_Mount(1, frozenset({controller}), "/", sys / p) for p in _USUAL_V1[controller] if (sys / p).is_dir())
+        v2 = (_Mount(2, frozenset(), "/", sys / p) for p in _USUAL_V2 if _exists(sys / p / "cgroup.controllers"))
+        v1 = (_Mount(1, frozenset({controller}), "/", sys / p) for p in _USUAL_V1[controller] if _exists(sys / p))
         return (*v2, *v1)
     mounts = [mount for line in text.splitlines() if (mount := _parse_mount(line, sys)) is not None]
     return tuple(m for m in mounts if m.version != 1 or controller in m.controllers)
@@ -167,4 +185,4 @@ def _own_directory(mount: _Mount, path: str) -> Path:
         # A path that a foreign namespace wrote, or a container's mount that shows only a part of the hierarchy.
         own = PurePosixPath(mount.root)
     directory = mount.directory / own.relative_to(mount.root)
-    return directory if directory.is_dir() else mount.directory
+    return directory if _exists(directory) else mount.directory

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.measure.cgroup import memory_left_bytes, memory_limit_bytes, read_int, read_text, throttled_seconds
+from exporter.measure.cgroup import (
+    memory_left_bytes,
+    memory_limit_bytes,
+    memory_limit_hidden,
+    read_int,
+    read_text,
+    throttled_seconds,
+)
 from exporter.measure.topology import last_level_cache_bytes
 from exporter.roofline.passes import MEMORY_SHARE
 from exporter.roofline.snapshot import HostInfo
@@ -23,6 +30,9 @@ STALL_LIMIT: Final = 0.2
 client, 0.5 with one more busy thread."""
 
 _STEAL_FIELD: Final = 8
+
+HIDDEN_LIMIT_BYTES: Final = 48 << 20
+"""Enough to measure with flushed caches, and little enough for a container of 128 MiB."""
 
 
 def allowed_cpus() -> tuple[int, ...]:
@@ -51,8 +61,10 @@ def memory_budget_bytes(proc: Path, sys: Path, max_memory: int, group_share: int
 
     The least of `max_memory`, one part in `group_share` of what each visible control group leaves, and a quarter of
     the memory that is free now. Free, not available: a mapped model is "available" page cache, and evicting it would
-    slow the server down.
+    slow the server down. Where a limit must be expected but cannot be seen, HIDDEN_LIMIT_BYTES at most.
     """
+    if memory_limit_hidden(proc, sys):
+        max_memory = min(max_memory, HIDDEN_LIMIT_BYTES)
     left = ((memory_left_bytes(proc, sys), group_share), (meminfo_bytes(proc, "MemFree"), MEMORY_SHARE))
     return max(0, min([max_memory, *(value // share for value, share in left if value is not None)]))
 
@@ -151,12 +163,17 @@ class ContentionMeter:
         return contended(before, self.read(), cpus=len(self._cpus()))
 
 
+def was_robbed(before: float | None, after: float | None, wall_seconds: float, cpus: int) -> bool:
+    """Whether the hypervisor gave more than STEAL_LIMIT of these CPUs' time to others, given their stolen seconds."""
+    return _grown(before, after) > STEAL_LIMIT * cpus * wall_seconds
+
+
 def contended(before: ContentionReading, after: ContentionReading, *, cpus: int) -> bool:
     """Whether somebody else took time of that many CPUs between two readings."""
     wall = after.taken_at - before.taken_at
     return (
         _grown(before.throttled_seconds, after.throttled_seconds) > 0
-        or _grown(before.stolen_seconds, after.stolen_seconds) > STEAL_LIMIT * cpus * wall
+        or was_robbed(before.stolen_seconds, after.stolen_seconds, wall, cpus)
         or _grown(before.stalled_seconds, after.stalled_seconds) > STALL_LIMIT * wall
     )
 

@@ -172,8 +172,8 @@ class LlamaClient:
         except aiohttp.ClientResponseError:
             # Something answers, but not HTTP.
             return Reason.NOT_LLAMA
-        except (aiohttp.ClientError, OSError, ValueError):
-            # ValueError: aiohttp's word for lines that are too long.
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError):
+            # ValueError: aiohttp's word for lines that are too long; RuntimeError: no thread left to resolve a name in.
             return Reason.UNREACHABLE
 
     def _headers(self) -> dict[str, str]:

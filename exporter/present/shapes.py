@@ -71,6 +71,7 @@ def _measurement(b: Bandwidth) -> JsonObject:
         "scope": b.scope,
         "array_bytes": b.array_bytes,
         "passes": b.passes,
+        "flags": list(b.flags),
     }
 
 

@@ -12,6 +12,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Final
 
+from exporter.roofline.reason import Reason
+
 CEILING_LIFETIME_SECONDS: Final = 24 * 3600.0
 """A measured ceiling counts for this long; the best one of the window is in force."""
 
@@ -89,6 +91,39 @@ class ComputePeak:
     thread_count: int
     isa: str
     measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthRun:
+    """What one call of `measuring` gave.
+
+    Attributes:
+        measurements: At most one for each kernel and thread scope.
+        compute: Full runs only.
+        rejected: Passes, and whole kernels or sizes, that were not good enough, by reason.
+        problem: Why there is no `read` ceiling for all threads, which every CPU server's floor needs; None when there
+            is one.
+        array_bytes: The size of each of the three arrays; None when none was settled on.
+        cpus: The CPUs that could be used.
+        cache_bytes: The last-level cache that the size was planned for.
+        cache_assumed: The kernel did not tell the cache; `cache_bytes` is a guess.
+        unpinned_threads: Threads that the system did not let us pin; the numbers stand, with more spread.
+    """
+
+    measurements: tuple[Bandwidth, ...]
+    compute: ComputePeak | None
+    rejected: Mapping[Reason, int]
+    problem: Reason | None
+    array_bytes: int | None
+    cpus: tuple[int, ...]
+    cache_bytes: int
+    cache_assumed: bool
+    unpinned_threads: int = 0
+
+    @classmethod
+    def failed(cls, reason: Reason) -> "BandwidthRun":
+        """A run that could not even begin."""
+        return cls((), None, MappingProxyType({reason: 1}), reason, None, (), 0, cache_assumed=False)
 
 
 @dataclass(frozen=True, slots=True)

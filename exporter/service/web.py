@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -12,10 +11,9 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 from exporter.present.page import landing_page
 from exporter.present.report import Format, report_exit_code, report_text
 from exporter.roofline.snapshot import Snapshot, view
+from exporter.service.ask import STATUS_HEADER
 from exporter.service.watch import Clocks
 
-STATUS_HEADER: Final = "X-Roofline-Report-Status"
-"""Carries the exit status that `report` would have, so that `report --url` can have it too."""
 _CONTENT_TYPES: Final[Mapping[str, str]] = {
     Format.JSON: "application/json",
     Format.TABLE: "text/plain",
@@ -83,19 +81,3 @@ async def _headers(request: web.Request, handler: Handler) -> web.StreamResponse
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Cache-Control"] = "no-store"
     return response
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, `:PORT` (every interface) or `[::1]:PORT` as host and port.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    parts = urlsplit(f"//{text}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        port = None
-    if port is None or parts.path or parts.query or parts.fragment or "@" in text:
-        raise ValueError(f"{text!r} is not an address to listen on; write HOST:PORT, :PORT or [::1]:PORT")
-    return host or "0.0.0.0", port

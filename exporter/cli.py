@@ -148,12 +148,15 @@ def bandwidth(options: _Options, form: str) -> None:
 @main.command()
 @format_option
 @click.option("--url", help="Read a running exporter, e.g. http://127.0.0.1:10470, instead of measuring.")
+@click.option("--prefill", is_flag=True, help="Also send each idle server one prompt of 512 tokens and place it.")
 @click.pass_obj
-def report(options: _Options, form: str, url: str | None) -> None:
+def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> None:
     """Measure everything once and print the study table.
 
     Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: could not measure.
     """
+    if url and prefill:
+        raise click.UsageError("--prefill measures, --url only reads; use one of the two")
     if url:
         from exporter.service.ask import AskError, fetch_report  # noqa: PLC0415
 
@@ -167,7 +170,7 @@ def report(options: _Options, form: str, url: str | None) -> None:
     from exporter.present.report import Format, report_exit_code, report_renderable, report_text  # noqa: PLC0415
     from exporter.service.once import measure_once  # noqa: PLC0415
 
-    seen = _run(measure_once(options.settings()))
+    seen = _run(measure_once(options.settings(), prefill=prefill))
     if form == Format.TABLE:
         _print(report_renderable(seen))
     else:

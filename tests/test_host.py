@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from exporter.measure.topology import assumed_cache_bytes, cpu_list, last_level_
 
 GIB = 1 << 30
 PROC, SYS = Path("/proc"), Path("/sys")
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -327,3 +330,28 @@ class TestRest:
         assert thread_sets(SYS, allowed_cpus())[0] == allowed_cpus()
         meter = ContentionMeter(PROC, SYS, lambda: 0.0)
         assert meter.read() is not None
+
+
+class TestUnreadable:
+    def test_a_sysfs_that_may_not_be_looked_at_tells_nothing(self, tmp_path: Path) -> None:
+        """In a process of its own, without root's way around permissions."""
+        (tmp_path / "sys").mkdir(mode=0o700)
+        tmp_path.chmod(0o711)
+        code = f"""
+import os
+from pathlib import Path
+from exporter.measure import cgroup, host, topology
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+else:
+    os.chmod({str(tmp_path / "sys")!r}, 0)
+sys = Path({str(tmp_path / "sys")!r})
+assert topology.last_level_cache_bytes(sys, (0, 1)) is None
+assert topology.thread_sets(sys, (0, 1))[0] == (0, 1)
+assert cgroup.memory_limit_hidden(Path("/proc"), sys) in (True, False)
+assert host.memory_budget_bytes(Path("/proc"), sys, 1 << 30) <= 1 << 30
+assert host.host_info(Path("/proc"), sys).cpus >= 1
+"""
+        subprocess.run((sys.executable, "-c", code), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -166,6 +166,7 @@ def finished_stream(tokens: StreamTokens) -> Stream:
         token_ms=tuple(tokens.token_ms),
         first_event=tokens.first_event or 0,
         last_event=tokens.last_event,
+        prompt_ms=_number(timings.get("prompt_ms")),
     )
 
 

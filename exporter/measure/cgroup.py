@@ -56,6 +56,14 @@ def _exists(path: Path) -> bool:
         return False
 
 
+def matching(directory: Path, pattern: str) -> list[Path]:
+    """The directory's entries of that pattern; none where there is no directory, or it may not be looked at."""
+    try:
+        return list(directory.glob(pattern))
+    except OSError:
+        return []
+
+
 def read_int(path: Path) -> int | None:
     """The file's only number, or None: missing, `max`, or anything else."""
     text = (read_text(path) or "").strip()

@@ -12,6 +12,7 @@ from exporter.measure.answers import ModelSize, Props
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient
 from exporter.roofline.decode import DecodeSample
+from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample, prove_prefill
 from exporter.roofline.proof import MIN_STEPS, StepTiming, prove, steps_to_probe
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
@@ -133,6 +134,21 @@ class DecodeProbe:
             measured_at=self._clock(),
         )
 
+    async def prefill(self, identity: Identity) -> PrefillSample | Reason:
+        """The time of one long prompt, if `ready` has nothing against asking, or why there is none."""
+        if identity.props.context is not None and identity.props.context <= PREFILL_TOKENS:
+            return Reason.CONTEXT_TOO_SMALL
+        before = self._contention.read()
+        streams = await self.client.complete([prefill_prompt(identity.size.vocabulary)], 1, self._timeout)
+        contended = self._contention.contended_since(before)
+        if isinstance(streams, Reason):
+            return streams
+        seconds = prove_prefill(streams[0], PREFILL_TOKENS)
+        if isinstance(seconds, Reason):
+            return seconds
+        fault = await self._others(identity, Reason.FOREIGN_REQUEST)
+        return fault or PrefillSample(PREFILL_TOKENS, seconds, contended)
+
     def forget(self) -> None:
         """Another model stands behind the server: its speed is not known any more."""
         self._step_seconds.clear()
@@ -191,9 +207,18 @@ def probe_prompts(batch: int, vocabulary: int | None, family: int = 0) -> list[l
         vocabulary: Number of token ids; None takes ids that every known vocabulary has.
         family: Which beginning, 0 to PROMPT_FAMILIES - 1.
     """
-    size = vocabulary or 256
-    # A prime stride spreads the ids over the vocabulary, away from the special tokens at its start.
-    ids = [(size // 3 + 7919 * i) % size for i in range(PROMPT_TOKENS * (batch + PROMPT_FAMILIES))]
+    ids = _token_ids(vocabulary, PROMPT_TOKENS * (batch + PROMPT_FAMILIES))
     common = ids[family * PROMPT_TOKENS :][:COMMON_TOKENS]
     ends = (ids[(PROMPT_FAMILIES + s) * PROMPT_TOKENS :][: PROMPT_TOKENS - COMMON_TOKENS] for s in range(batch))
     return [common + end for end in ends]
+
+
+def prefill_prompt(vocabulary: int | None) -> list[int]:
+    """A long prompt that begins like no decode probe's; its ids differ as far as the vocabulary has enough."""
+    return _token_ids(vocabulary, PREFILL_TOKENS)[::-1]
+
+
+def _token_ids(vocabulary: int | None, count: int) -> list[int]:
+    """Valid ids; a prime stride spreads them over the vocabulary, away from the special tokens at its start."""
+    size = vocabulary or 256
+    return [(size // 3 + 7919 * i) % size for i in range(count)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from exporter.measure.cgroup import read_int, read_text
+from exporter.measure.cgroup import matching, read_int, read_text
 
 ASSUMED_CACHE_BYTES: Final = 32 << 20
 """Assumed for each 8 CPUs when the last-level cache is not told."""
@@ -35,7 +35,7 @@ def last_level_cache_bytes(sys: Path, cpus: Sequence[int]) -> int | None:
     for cpu in cpus:
         caches = [
             (level, index)
-            for index in (sys / f"devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")
+            for index in matching(sys / f"devices/system/cpu/cpu{cpu}/cache", "index[0-9]*")
             if (level := read_int(index / "level")) is not None
             and (read_text(index / "type") or "Unified").strip() in {"Unified", "Data"}
         ]

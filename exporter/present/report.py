@@ -8,6 +8,7 @@ from exporter.present.sentences import (
     ceiling_lines,
     host_lines,
     notes,
+    prefill_lines,
     server_lines,
     standing_lines,
     suggestion_lines,
@@ -92,5 +93,6 @@ def _report_markdown(view: View) -> Iterable[str]:
         yield from ("Where the time of a step goes:", "")
         yield from (*markdown_table(budget_columns(view.servers), budgeted), "")
     for s in view.servers:
-        remarks = [*server_lines(s), *verdict_lines(s), *notes(s), *standing_lines(s), *suggestion_lines(s)]
+        said = [*server_lines(s), *verdict_lines(s), *prefill_lines(s)]
+        remarks = [*said, *notes(s), *standing_lines(s), *suggestion_lines(s)]
         yield from (f"**{s.server.name}**", "", *markdown_lines(remarks))

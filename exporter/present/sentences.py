@@ -19,6 +19,8 @@ from exporter.present.words import (
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, ThreadScope
 from exporter.roofline.decode import IMPLAUSIBLE_RATIO
 from exporter.roofline.footprint import BytesSource
+from exporter.roofline.prefill import PREFILL_TOKENS
+from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerView, View
 from exporter.roofline.verdict import (
     BANDWIDTH_BOUND_FLOOR_RATIO,
@@ -156,6 +158,29 @@ def suggestion_lines(s: ServerView) -> Iterable[str]:
     if suggested := suggested_floor_fractions(s):
         values = ", ".join(f"{batch}: {fraction:g}" for batch, fraction in suggested.items())
         yield f"Suggested floor_fraction (0.8 x measured): {{{values}}}"
+
+
+def prefill_lines(s: ServerView) -> Iterable[str]:
+    """The long prompt's rate and its place under the roof, or why there is none; nothing where it was not asked for."""
+    prefill = s.prefill
+    if prefill is None:
+        return
+    if isinstance(prefill, Reason):
+        yield f"Prefill, {PREFILL_TOKENS} tokens: not measured; {REASONS[prefill]}."
+        return
+    sample = prefill.sample
+    facts = [f"{three_digits(sample.tokens_per_second)} tokens/s", f"{three_digits(1e3 * sample.seconds)} ms"]
+    if prefill.flops_per_second is None or prefill.intensity_flops_per_byte is None:
+        facts.append("its operating point needs the model's file")
+    else:
+        facts.append(f"{si(prefill.flops_per_second, 'FLOP/s')}")
+        if prefill.compute_ratio is not None:
+            facts[-1] += f" ({three_digits(100 * prefill.compute_ratio)} % of the compute peak)"
+        facts.append(f"{three_digits(prefill.intensity_flops_per_byte)} FLOP/byte")
+        if prefill.above_ridge is not None:
+            facts[-1] += f", {'above' if prefill.above_ridge else 'below'} the ridge"
+    contended = "; contended, other processes wanted the processors meanwhile" if sample.contended else ""
+    yield f"Prefill, {sample.tokens} tokens: {', '.join(facts)}{contended}."
 
 
 def verdict_lines(s: ServerView) -> Iterable[str]:

@@ -9,6 +9,8 @@ from exporter.present.metric import BATCH, SERVER, Kind, Metric
 from exporter.present.metric_table import HOST, TABLE
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, ComputePeak
 from exporter.roofline.footprint import Attention, Experts, Footprint
+from exporter.roofline.prefill import PrefillPoint
+from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerView, View
 from exporter.roofline.verdict import Check, Prediction, Verdict
 
@@ -104,6 +106,7 @@ def _server(view: View, s: ServerView) -> JsonObject:
         **figures,
         "batches": [_batch(view, s, batch) for batch in sorted(s.server.batches)],
         "verdict": _verdict(s.verdict),
+        **({} if s.prefill is None else {"prefill": _prefill(s.prefill)}),
     }
 
 
@@ -126,6 +129,7 @@ def _footprint(footprint: Footprint | None) -> JsonObject | None:
         "experts": [_experts(e, layers) for e, layers in experts.items()],
         "attention": None if footprint.attention is None else [_attention(a, n) for a, n in attention.items()],
         "state_bytes": footprint.state_bytes,
+        "head_parameters": footprint.head_parameters,
     }
 
 
@@ -163,6 +167,29 @@ def _verdict(verdict: Verdict) -> JsonObject:
         "evidence": {name: value for name, value in evidence.items() if value is not None},
         "predictions": [_prediction(check) for check in verdict.checks],
         "remedies": list(verdict.remedies),
+    }
+
+
+def _prefill(found: PrefillPoint | Reason) -> JsonObject:
+    """The long prompt with what follows from it, as far as it is known, or the reason why there is none."""
+    if isinstance(found, Reason):
+        return {"reason": found}
+    known: JsonObject = {
+        "flops": found.flops,
+        "bytes": found.bytes,
+        "intensity_flops_per_byte": found.intensity_flops_per_byte,
+        "flops_per_second": found.flops_per_second,
+        "bytes_per_second": found.bytes_per_second,
+        "above_ridge": found.above_ridge,
+        "compute_ratio": found.compute_ratio,
+    }
+    return {
+        "reason": None,
+        "tokens": found.sample.tokens,
+        "seconds": found.sample.seconds,
+        "contended": found.sample.contended,
+        "tokens_per_second": found.sample.tokens_per_second,
+        **{name: value for name, value in known.items() if value is not None},
     }
 
 

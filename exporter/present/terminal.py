@@ -12,6 +12,7 @@ from exporter.present.sentences import (
     ceiling_lines,
     host_lines,
     notes,
+    prefill_lines,
     server_lines,
     standing_line,
     suggestion_lines,
@@ -67,6 +68,8 @@ def _server(s: ServerView) -> Iterable[RenderableType]:
     if verdict := list(verdict_lines(s)):
         yield ""
         yield from (Text(verdict[0], style="bold"), *_lines(verdict[1:]))
+    if prefill := _lines(prefill_lines(s)):
+        yield from ("", *prefill)
     remarks = [*(Text(note, style="yellow") for note in notes(s)), *_standings(s), *_lines(suggestion_lines(s))]
     if remarks:
         yield Text()

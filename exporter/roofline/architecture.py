@@ -162,14 +162,16 @@ def footprint_of(
     architecture = Architecture(metadata)
     kinds = classify(tensors, architecture)
     streamed = [t for t in tensors if kinds[t.name] in STREAMED]
+    head = [t for t in tensors if kinds[t.name] is Kind.OUTPUT_HEAD]
     return Footprint(
         parameters=sum(t.elements for t in streamed),
         weight_bytes=sum(t.bytes for t in streamed),
         source=BytesSource.FILE,
-        head_bytes=sum(t.bytes for t in tensors if kinds[t.name] is Kind.OUTPUT_HEAD),
+        head_bytes=sum(t.bytes for t in head),
         experts=_experts(architecture, [t for t in tensors if kinds[t.name] is Kind.EXPERTS]),
         attention=_attention(architecture, CACHE_TYPE_BYTES[cache_type_k], CACHE_TYPE_BYTES[cache_type_v]),
         state_bytes=_state_bytes(architecture),
+        head_parameters=sum(t.elements for t in head),
     )
 
 

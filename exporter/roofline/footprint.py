@@ -97,6 +97,7 @@ class Footprint:
         experts: The routed experts, layer by layer; empty for a dense model or when unknown.
         attention: The layers that attend to a cache; None when unknown.
         state_bytes: Recurrent state of one stream, read and written in every step; None when unknown.
+        head_parameters: The output head's share of `parameters`; None when unknown.
     """
 
     parameters: float
@@ -106,6 +107,7 @@ class Footprint:
     experts: tuple[Experts, ...] = ()
     attention: tuple[Attention, ...] | None = None
     state_bytes: float | None = None
+    head_parameters: float | None = None
 
     @property
     def kv_bytes_per_token(self) -> float | None:

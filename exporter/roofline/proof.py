@@ -31,6 +31,7 @@ class Stream:
         token_ms: `predicted_ms` as told with each token, for single steps.
         first_event: The place of its first token among all tokens of the answer, in the order they came.
         last_event: The place of its last token.
+        prompt_ms: Milliseconds from the start of its prompt to the first token.
     """
 
     slot: int | None
@@ -44,6 +45,7 @@ class Stream:
     token_ms: tuple[float, ...]
     first_event: int
     last_event: int
+    prompt_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from exporter.roofline.ceiling import (
 )
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
 from exporter.roofline.footprint import Footprint
+from exporter.roofline.prefill import PrefillPoint, PrefillSample, place_prefill
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.verdict import Verdict, judge_server
 
@@ -116,6 +117,7 @@ class Server:
         checked_at: When the state was last found out, monotonic seconds.
         succeeded: Probes that gave a sample.
         counts: Probes failed or rejected, and probes skipped, by reason.
+        prefill: Of a long prompt, which only `report --prefill` sends; None where it was not asked for.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Server:
     model: Model | None = None
     succeeded: int = 0
     counts: Mapping[Reason, int] = field(default_factory=dict)
+    prefill: PrefillSample | Reason | None = None
 
     @property
     def probes(self) -> int:
@@ -184,6 +187,14 @@ class ServerView:
     def verdict(self) -> Verdict:
         """What holds the server's decode back."""
         return judge_server(self.points, self.roof)
+
+    @property
+    def prefill(self) -> PrefillPoint | Reason | None:
+        """The long prompt under the roof, or why there is none; None where it was not asked for."""
+        found = self.server.prefill
+        if not isinstance(found, PrefillSample):
+            return found
+        return place_prefill(found, self.server.model.footprint if self.server.model else None, self.roof)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from exporter.roofline.snapshot import View, view
 from exporter.service.daemon import CLOCKS, measuring
 
 
-async def measure_once(settings: Settings, *, probe: bool = True) -> View:
-    """One bandwidth run and, with `probe`, one cycle of every server.
+async def measure_once(settings: Settings, *, probe: bool = True, prefill: bool = False) -> View:
+    """One bandwidth run and, with `probe`, one cycle of every server; with `prefill`, then a long prompt to each.
 
     On a terminal, stderr shows a progress bar; otherwise the log tells what goes on.
     """
@@ -24,4 +24,4 @@ async def measure_once(settings: Settings, *, probe: bool = True) -> View:
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         task = bar.add_task("starting", total=None)
         async with measuring(settings, lambda step: bar.update(task, description=step)) as scheduler:
-            return view(await scheduler.run_once(probe=probe), CLOCKS.monotonic())
+            return view(await scheduler.run_once(probe=probe, prefill=prefill), CLOCKS.monotonic())

@@ -110,13 +110,17 @@ class Scheduler:
         finally:
             self._meter.cancel()
 
-    async def run_once(self, *, probe: bool = True) -> Snapshot:
-        """One full bandwidth run and one cycle of each server, for the command line."""
+    async def run_once(self, *, probe: bool = True, prefill: bool = False) -> Snapshot:
+        """One full bandwidth run and one cycle of each server, then a long prompt if asked, for the command line."""
         try:
             await asyncio.gather(*(watch.check() for watch in self._watches if probe))
             await self._measure_first_bandwidth()
             for watch in self._watches if probe else ():
                 await self._cycle(watch)
+            for watch in self._watches if prefill else ():
+                self._progress(f"{watch.record.name}: prefill")
+                await watch.prefill()
+            self.snapshot = self._freeze()
         finally:
             self._meter.cancel()
         return self.snapshot

@@ -11,6 +11,7 @@ from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
 from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
+from exporter.roofline.prefill import PrefillSample
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 from exporter.service.duty import DutyAccount
@@ -128,6 +129,16 @@ class ServerWatch:
             if reason not in _LEAVE_ALONE:
                 self._owed.pop(0)
         self._plan(confirm=confirm, busy=reason is Reason.BUSY)
+
+    async def prefill(self) -> None:
+        """Sends one long prompt, for the report; the daemon never does, for it would stall a user's first tokens."""
+        await self._identify(None)
+        identity = self._identity
+        if identity is None:
+            result: PrefillSample | Reason = self.record.state_reason or Reason.UNREACHABLE
+        else:
+            result = await self._probe.ready(identity, 1) or await self._probe.prefill(identity)
+        self.record = replace(self.record, prefill=result)
 
     def _plan(self, *, confirm: bool, busy: bool) -> None:
         """When to probe next; the duty cycle may put it off further."""

@@ -111,11 +111,12 @@ class _Options:
 def serve(options: _Options) -> None:
     """Run the exporter until SIGTERM or Ctrl-C."""
     from exporter.service import daemon  # noqa: PLC0415
+    from exporter.service.peaks import PeakError  # noqa: PLC0415
 
     settings, addresses = options.settings(), options.addresses()
     try:
         asyncio.run(daemon.serve(settings, addresses))
-    except daemon.ListenError as error:
+    except (daemon.ListenError, PeakError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -264,11 +265,14 @@ def _print(renderable: object) -> None:
 
 def _run(work: Awaitable[_T]) -> _T:
     """Runs to the end; Ctrl-C ends it with the shell's usual status."""
+    from exporter.service.peaks import PeakError  # noqa: PLC0415
 
     async def main_task() -> _T:
         return await work
 
     try:
         return asyncio.run(main_task())
+    except PeakError as error:
+        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(130)

@@ -24,6 +24,7 @@ from exporter.config import (
     to_yaml,
     units,
 )
+from exporter.config import settings as settings_module
 
 ROOT = Path(__file__).parent.parent
 TESTDATA = Path(__file__).parent / "testdata" / "config"
@@ -50,6 +51,7 @@ def errors_of(text: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_gives_exactly_the_messages_at_its_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TESTDATA)
+    monkeypatch.setattr(settings_module, "find_spec", lambda _: None)
     lines = Path(name).read_text(encoding="utf-8").splitlines()
     expected = tuple(line.removeprefix("# ") for line in lines if line.startswith(f"# {name}:"))
 
@@ -356,6 +358,12 @@ def test_server_urls(written: str, url: str) -> None:
 def test_a_gpu_has_its_peak_from_the_configuration() -> None:
     gpu = server(device="gpu", peak_bandwidth="640GB/s", reference="peak", compute_peak="40TFLOPS")
     assert (gpu.peak_bandwidth, gpu.compute_peak, gpu.sustained_fraction) == (640e9, 40e12, 0.8)
+
+
+def test_a_gpus_peak_may_be_left_to_be_looked_up_where_that_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "find_spec", {"pynvml": "found"}.get)
+    assert server(device="gpu").peak_bandwidth is None
+    assert yaml.safe_load(to_yaml(parse(one_server(device="gpu"), "test")))["servers"][0]["peak_bandwidth"] is None
 
 
 def authorities() -> str:

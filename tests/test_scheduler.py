@@ -19,6 +19,7 @@ from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
 from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
 from exporter.roofline.decode import DecodeSample
+from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, view
 from exporter.service.duty import DutyAccount
@@ -480,3 +481,37 @@ async def test_kernels_wait_for_users_but_not_for_ever(fake_llama: FakeLlama, tm
         assert not await b.scheduler._may_measure_bandwidth()
         b.time.now += 301
         assert await b.scheduler._may_measure_bandwidth()
+
+
+async def test_a_long_prompt_is_sent_only_when_asked_for(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        (server,) = (await b.scheduler.run_once()).servers
+        assert server.prefill is None
+        assert all(len(prompt) < 100 for prompt in fake_llama_prompts(fake_llama))
+        (server,) = (await b.scheduler.run_once(prefill=True)).servers
+        assert isinstance(server.prefill, PrefillSample)
+        assert server.prefill.tokens == PREFILL_TOKENS
+        assert server.prefill.seconds == pytest.approx(0.03)
+        assert [len(prompt) for prompt in fake_llama_prompts(fake_llama) if len(prompt) > 100] == [PREFILL_TOKENS]
+
+
+def fake_llama_prompts(fake: FakeLlama) -> list[list[int]]:
+    """Every prompt that was sent."""
+    bodies = [r.body for r in fake.requests if r.path == "/completion"]
+    return [prompt for body in bodies if isinstance(body, dict) for prompt in body["prompt"]]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (Behaviour(foreign=frozenset({"before"})), Reason.BUSY),
+        (Behaviour(sleeping=True), Reason.SLEEPING),
+        (Behaviour(loading=True), Reason.LOADING),
+        (Behaviour(n_ctx=PREFILL_TOKENS), Reason.CONTEXT_TOO_SMALL),
+    ],
+)
+async def test_a_long_prompt_that_cannot_be_sent_says_why(behaviour: Behaviour, reason: Reason, tmp_path: Path) -> None:
+    async with FakeLlama(behaviour) as fake, bench(fake, tmp_path) as b:
+        (server,) = view(await b.scheduler.run_once(prefill=True), b.time.now).servers
+        assert server.prefill is reason
+        assert all(len(prompt) < 100 for prompt in fake_llama_prompts(fake))

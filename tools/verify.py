@@ -29,7 +29,8 @@ RAW = re.compile(
     | memory_bandwidth\.\d+\.(best_bytes_per_second|median_bytes_per_second|thread_count|array_bytes|passes)
     | compute\.\d+\.(flops_per_second|spread_ratio|thread_count)
     | model\.(parameters|weight_bytes|file_mismatch)
-    | footprint\.((parameters|weight_bytes|head_bytes|state_bytes)
+    | prefill\.(tokens|seconds|contended)
+    | footprint\.((parameters|weight_bytes|head_bytes|state_bytes|head_parameters)
         | experts\.\d+\.(layers|bytes|parameters|count|used)
         | attention\.\d+\.(layers|kv_bytes_per_token|flops_per_token|window_tokens))
     | ceilings\.\d+\.(bytes_per_second|peak_fraction_ratio)
@@ -87,6 +88,7 @@ class Server:
         for number, batch in enumerate(self.server["batches"]):
             found.update({f"batches.{number}.{name}": value for name, value in self._batch(batch).items()})
         found.update({f"verdict.{name}": value for name, value in self._verdict().items()})
+        found.update({f"prefill.{name}": value for name, value in self._prefill().items()})
         return found
 
     def _sources(self) -> Figures:
@@ -186,6 +188,30 @@ class Server:
         if spent["overhead"] < 0:
             return {}
         return {f"decode_budget_seconds.{name}": value for name, value in spent.items()}
+
+    def _prefill(self) -> Figures:
+        """The long prompt: every token but the last skips the head, and sees itself and those before it."""
+        prompt = self.server.get("prefill", {})
+        if "seconds" not in prompt:
+            return {}
+        tokens, seconds = prompt["tokens"], prompt["seconds"]
+        found: Figures = {"tokens_per_second": tokens / seconds}
+        if self.footprint is None or (head := self.footprint["head_parameters"]) is None:
+            return found
+        flops = sum(self._flops(1, place) for place in range(1, tokens + 1)) - 2 * head * (tokens - 1)
+        read = self._weights(tokens)
+        found |= {
+            "flops": flops,
+            "bytes": read,
+            "intensity_flops_per_byte": flops / read,
+            "flops_per_second": flops / seconds,
+            "bytes_per_second": read / seconds,
+        }
+        if self.peak:
+            found["compute_ratio"] = flops / (seconds * self.peak)
+        if self.ridge:
+            found["above_ridge"] = flops / read > self.ridge
+        return found
 
     def _verdict(self) -> Figures:
         """The verdict's evidence and predictions; `bound` is a set where rounding could tip it either way."""

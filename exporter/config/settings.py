@@ -6,6 +6,7 @@ The models are frozen. Settings made in code are checked as those from a file ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
@@ -175,9 +176,11 @@ class ServerSettings(Section):
     @classmethod
     def _peak_fits_device(cls, value: float | None, info: ValidationInfo) -> float | None:
         device = info.data.get("device")
-        if device == "gpu" and value is None:
+        # With the library installed it is looked up when measuring begins.
+        if device == "gpu" and value is None and find_spec("pynvml") is None:
             raise ValueError(
-                "device gpu needs it (this version cannot look it up); write it from the spec sheet, e.g. 640GB/s"
+                "device gpu needs it; write it from the spec sheet, e.g. 640GB/s, or on an NVIDIA machine let it be "
+                "looked up: pip install 'roofline-exporter[nvidia]'"
             )
         if device == "cpu" and value is not None:
             raise ValueError(

@@ -87,6 +87,11 @@ def _by_name(processes: Iterable[psutil.Process], port: int) -> int | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
+def on_this_machine(url: str) -> bool:
+    """Whether the server at the URL runs on this machine."""
+    return url.startswith("unix:") or _is_local(urlsplit(url).hostname or "")
+
+
 def _is_local(host: str) -> bool:
     """Whether the host is this machine, by a loopback address or one of its own."""
     try:

@@ -176,7 +176,7 @@ def prefill_lines(s: ServerView) -> Iterable[str]:
         facts.append(f"{si(prefill.flops_per_second, 'FLOP/s')}")
         if prefill.compute_ratio is not None:
             facts[-1] += f" ({three_digits(100 * prefill.compute_ratio)} % of the compute peak)"
-        facts.append(f"{three_digits(prefill.intensity_flops_per_byte)} FLOP/byte")
+        facts.append(f"{three_digits(prefill.intensity_flops_per_byte)} FLOP/byte at most")
         if prefill.above_ridge is not None:
             facts[-1] += f", {'above' if prefill.above_ridge else 'below'} the ridge"
     contended = "; contended, other processes wanted the processors meanwhile" if sample.contended else ""

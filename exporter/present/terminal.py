@@ -69,7 +69,8 @@ def _server(s: ServerView) -> Iterable[RenderableType]:
         yield ""
         yield from (Text(verdict[0], style="bold"), *_lines(verdict[1:]))
     if prefill := _lines(prefill_lines(s)):
-        yield from ("", *prefill)
+        yield ""
+        yield from prefill
     remarks = [*(Text(note, style="yellow") for note in notes(s)), *_standings(s), *_lines(suggestion_lines(s))]
     if remarks:
         yield Text()

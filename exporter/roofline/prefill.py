@@ -3,7 +3,8 @@
 FLOPs = n x 2 x parameters multiplied for one token + 2 x the head's (only the last token's logits are computed)
 + attention, where token i attends to the i tokens up to itself. The last layer is counted whole, though llama.cpp
 computes its feed-forward part for the last token only.
-Bytes = the weights once, as llama.cpp reads them for each --ubatch-size (512 by default) tokens: the least there is.
+Bytes = the weights once, as llama.cpp reads them for each --ubatch-size (512 by default) tokens: the least there is,
+and the intensity the most. With sliding windows the server cuts the prompt for a checkpoint (gemma-3: two passes).
 """
 
 from dataclasses import dataclass

@@ -28,6 +28,7 @@ from exporter.measure.whose import measured_cpus
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.ceiling import Roof, RoofPolicy
 from exporter.service.duty import DutyAccount
+from exporter.service.peaks import with_peaks
 from exporter.service.scheduler import Progress, Scheduler
 from exporter.service.watch import Clocks, ServerWatch
 from exporter.service.web import Served, build_app
@@ -46,7 +47,12 @@ class ListenError(Exception):
 
 @asynccontextmanager
 async def measuring(settings: Settings, progress: Progress = lambda _: None) -> AsyncIterator[Scheduler]:
-    """A scheduler with everything it needs, released afterwards."""
+    """A scheduler with everything it needs, released afterwards.
+
+    Raises:
+        PeakError: A GPU server's bandwidth is not known.
+    """
+    settings = with_peaks(settings)
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for server in settings.servers:

@@ -11,7 +11,6 @@ from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
 from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
-from exporter.roofline.prefill import PrefillSample
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 from exporter.service.duty import DutyAccount
@@ -135,10 +134,10 @@ class ServerWatch:
         await self._identify(None)
         identity = self._identity
         if identity is None:
-            result: PrefillSample | Reason = self.record.state_reason or Reason.UNREACHABLE
-        else:
-            result = await self._probe.ready(identity, 1) or await self._probe.prefill(identity)
-        self.record = replace(self.record, prefill=result)
+            self.record = replace(self.record, prefill=self.record.state_reason or Reason.UNREACHABLE)
+            return
+        found = await self._probe.ready(identity, 1) or await self._probe.prefill(identity)
+        self.record = replace(self.record, prefill=found)
 
     def _plan(self, *, confirm: bool, busy: bool) -> None:
         """When to probe next; the duty cycle may put it off further."""

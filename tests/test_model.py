@@ -75,6 +75,12 @@ async def test_active_bytes_from_the_configuration() -> None:
     assert (model.footprint.weight_bytes, model.footprint.parameters) == (250, 1000)
 
 
+async def test_active_bytes_beyond_the_whole_model_are_a_mistake() -> None:
+    model = await ModelReader(ModelHints(active_weight_bytes=1001)).describe(PROPS, ModelSize(4000, 1000, None, ""))
+    assert model.footprint
+    assert model.footprint.source is BytesSource.SERVER
+
+
 async def test_a_broken_file_is_no_obstacle(tmp_path: Path) -> None:
     broken = tmp_path / "page.gguf"
     broken.write_text("<html>404</html>")

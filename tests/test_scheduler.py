@@ -349,6 +349,45 @@ async def test_a_dead_server_costs_the_others_nothing(tmp_path: Path) -> None:
         assert b.server.counts == {Reason.UNREACHABLE: 1}
 
 
+async def test_a_probe_that_hung_does_not_silence_the_neighbours(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """120 s of waiting would be 100 minutes of silence for every server at the default duty cycle."""
+    async with bench(fake_llama, tmp_path) as b:
+
+        async def hang(identity: Identity, batch: int) -> DecodeSample | Reason:
+            assert identity
+            assert batch
+            b.time.now += 120.0
+            return Reason.TIMEOUT
+
+        b.probe.measure = hang  # type: ignore[method-assign]
+        await b.watch.cycle()
+        assert 0 < b.duty.pause() <= 3 * 4 * 2.0 / 0.02
+        assert b.server.interval_seconds >= b.duty.pause()
+
+
+async def test_a_model_that_changes_within_a_round_is_measured_from_its_first_batch(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        measure, order = b.probe.measure, []
+
+        async def swapped(identity: Identity, batch: int) -> DecodeSample | Reason:
+            order.append(batch)
+            result = await measure(identity, batch)
+            if order == [1, 2]:
+                fake_llama.behaviour.model = Model(alias="other", size=123456789, n_params=1000)
+                await b.watch.check()
+            return result
+
+        b.probe.measure = swapped  # type: ignore[method-assign]
+        await b.watch.cycle()
+        assert b.watch.due <= b.time.now
+        assert all(r.sample is None for r in b.server.batches.values())
+        await b.watch.cycle()
+        assert order == [1, 2, 1, 2, 4]
+        assert all(r.sample for r in b.server.batches.values())
+
+
 async def test_a_skipped_batch_is_not_a_failed_probe(fake_llama: FakeLlama, tmp_path: Path) -> None:
     fake_llama.behaviour.n_slots = 1
     async with bench(fake_llama, tmp_path) as b:

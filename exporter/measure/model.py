@@ -80,6 +80,9 @@ def describe(props: Props, size: ModelSize, header: GgufHeader | None, hints: Mo
     if size.parameters is None or size.weight_bytes is None:
         return model
     active = hints.active_weight_bytes
+    if active is not None and active > size.weight_bytes:
+        log.warning("active_weight_bytes is more than the whole model has: it is ignored", whole=size.weight_bytes)
+        active = None
     if active is not None:
         # Active parameters are not told; weights of one model weigh alike on the whole.
         share = active / size.weight_bytes

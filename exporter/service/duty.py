@@ -32,7 +32,11 @@ class DutyAccount:
 
     def free(self) -> bool:
         """Whether everything that was taken is paid off."""
-        return self._clock() >= self._free_at
+        return self.pause() <= 0
+
+    def pause(self) -> float:
+        """Seconds until everything that was taken is paid off."""
+        return max(0.0, self._free_at - self._clock())
 
     def settle(self, server: str, seconds: float) -> None:
         """What a whole cycle of a server took."""

@@ -17,6 +17,8 @@ from exporter.service.duty import DutyAccount
 
 log = structlog.get_logger()
 
+FAILED_CHARGE: Final = 4
+"""A probe that failed is charged at most this many times the time that a probe aims at."""
 _LEAVE_ALONE: Final = frozenset({Reason.BUSY, Reason.SLEEPING})
 """Reasons that hold for every batch of a cycle."""
 
@@ -109,7 +111,7 @@ class ServerWatch:
         if not self.record.state.up or identity is None:
             self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
-        confirm, reason = False, None
+        confirm, reason, model = False, None, self.record.model
         while self._owed and reason not in _LEAVE_ALONE:
             batch = self._owed[0]
             on_batch(batch)
@@ -118,8 +120,14 @@ class ServerWatch:
             if result is None:
                 result = await self._probe.measure(identity, batch)
                 seconds = self._clocks.monotonic() - began
+                if isinstance(result, Reason):
+                    # A server that hung was waited for, not worked: its neighbours must not pay for the whole wait.
+                    seconds = min(seconds, FAILED_CHARGE * self._probing.seconds)
                 self._duty.charge(seconds)
                 self._round_cost += seconds
+            if self.record.model != model:
+                # Another model since this batch began: what was measured is of neither, and a new round is due.
+                return
             reason = result if isinstance(result, Reason) else None
             if isinstance(result, Reason):
                 self._take_reason(batch, result, self._clocks.monotonic() - began)
@@ -149,7 +157,7 @@ class ServerWatch:
         if self._round_cost:
             self._duty.settle(self.record.name, self._round_cost)
         self._owed, self._round_cost = list(self.record.batches), 0.0
-        interval = max(self._probing.interval, self._duty.least_interval())
+        interval = max(self._probing.interval, self._duty.least_interval(), self._duty.pause())
         self.record = replace(self.record, interval_seconds=interval)
         # A first sample below its threshold is worth confirming as soon as the duty cycle allows.
         self.due = now + (soon if confirm else interval)

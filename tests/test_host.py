@@ -19,6 +19,8 @@ from exporter.measure.host import (
     steal_seconds,
 )
 from exporter.measure.topology import assumed_cache_bytes, cpu_list, last_level_cache_bytes, thread_sets
+from exporter.roofline.passes import evict_slice_bytes, plan_sizes
+from exporter.roofline.reason import Reason
 
 GIB = 1 << 30
 PROC, SYS = Path("/proc"), Path("/sys")
@@ -355,3 +357,23 @@ assert host.memory_budget_bytes(Path("/proc"), sys, 1 << 30) <= 1 << 30
 assert host.host_info(Path("/proc"), sys).cpus >= 1
 """
         subprocess.run((sys.executable, "-c", code), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+class TestLargeMachines:
+    def test_genoa_x_has_a_cache_for_each_complex(self, machine: Machine) -> None:
+        """12 complexes of 96 MiB: STREAM's rule would ask for 13.5 GiB; a mask within one complex reaches one."""
+        for first in range(0, 96, 8):
+            machine.cache(f"{first}-{first + 7}", 3, "98304K")
+        everything = last_level_cache_bytes(machine.sys, range(96))
+        assert everything == 12 * 96 << 20
+        assert last_level_cache_bytes(machine.sys, range(8, 12)) == 96 << 20
+        assert plan_sizes(everything, GIB) is Reason.CACHE_SUSPECT
+        assert evict_slice_bytes(96, GIB, huge_pages=True) is None, (
+            "96 threads ask for 4.5 GiB of slices, or 1.1 at least"
+        )
+        assert evict_slice_bytes(48, GIB, huge_pages=True) == GIB // (3 * 48) // 64 * 64
+
+    def test_two_sockets_have_a_cache_each(self, machine: Machine) -> None:
+        machine.cache("0-3", 3, "32M").cache("4-7", 3, "32M")
+        assert last_level_cache_bytes(machine.sys, range(8)) == 64 << 20
+        assert last_level_cache_bytes(machine.sys, (4, 5)) == 32 << 20

@@ -42,7 +42,7 @@ def decode_rate(seconds: float) -> float:
         request = urllib.request.Request(
             f"http://127.0.0.1:{PORT}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=120) as answer:
             found = json.load(answer)
         timings = (found[0] if isinstance(found, list) else found)["timings"]
         steps += timings["predicted_n"] - 1

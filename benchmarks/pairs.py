@@ -44,7 +44,7 @@ def upper_bound(values: Sequence[float]) -> float:
 def shuffled(names: Sequence[str], seed: int) -> list[str]:
     """The names in a random order, so that no contestant always runs after the same other."""
     order = list(names)
-    random.Random(seed).shuffle(order)  # noqa: S311 - an order of runs
+    random.Random(seed).shuffle(order)
     return order
 
 

@@ -69,7 +69,7 @@ def main(
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
     if context.invoked_subcommand not in _SILENT:
         # Here and below: commands import what they need, for the sake of their start-up time.
-        from exporter.service.logs import configure_logs  # noqa: PLC0415
+        from exporter.service.logs import configure_logs
 
         quiet = "warning" if context.invoked_subcommand == "demo" else "info"
         configure_logs(log_level or quiet, log_format)
@@ -86,7 +86,7 @@ class _Options:
 
     def settings(self) -> "Settings":
         """The configuration, or the program's end with every error in it."""
-        from exporter.config import ConfigError, load, parse  # noqa: PLC0415
+        from exporter.config import ConfigError, load, parse
 
         path = self.config_file or DEFAULT_CONFIG
         try:
@@ -98,7 +98,7 @@ class _Options:
 
     def addresses(self) -> list[tuple[str, int]]:
         """Where to listen, or the program's end when an address is none."""
-        from exporter.service.ask import parse_address  # noqa: PLC0415
+        from exporter.service.ask import parse_address
 
         try:
             return [parse_address(address) for address in self._addresses]
@@ -110,8 +110,8 @@ class _Options:
 @click.pass_obj
 def serve(options: _Options) -> None:
     """Run the exporter until SIGTERM or Ctrl-C."""
-    from exporter.service import daemon  # noqa: PLC0415
-    from exporter.service.peaks import PeakError  # noqa: PLC0415
+    from exporter.service import daemon
+    from exporter.service.peaks import PeakError
 
     settings, addresses = options.settings(), options.addresses()
     try:
@@ -124,7 +124,7 @@ def serve(options: _Options) -> None:
 @click.pass_obj
 def check_config(options: _Options) -> None:
     """Validate the configuration and print it as it is in force, secrets masked."""
-    from exporter.config import to_yaml  # noqa: PLC0415
+    from exporter.config import to_yaml
 
     click.echo(to_yaml(options.settings()), nl=False)
 
@@ -134,8 +134,8 @@ def check_config(options: _Options) -> None:
 @click.pass_obj
 def bandwidth(options: _Options, form: str) -> None:
     """Measure this machine's ceilings now: every kernel, one thread and all."""
-    from exporter.present.report import Format, bandwidth_renderable, bandwidth_text  # noqa: PLC0415
-    from exporter.service.once import measure_once  # noqa: PLC0415
+    from exporter.present.report import Format, bandwidth_renderable, bandwidth_text
+    from exporter.service.once import measure_once
 
     seen = _run(measure_once(options.settings(), probe=False))
     if form == Format.TABLE:
@@ -159,7 +159,7 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
     if url and prefill:
         raise click.UsageError("--prefill measures, --url only reads; use one of the two")
     if url:
-        from exporter.service.ask import AskError, fetch_report  # noqa: PLC0415
+        from exporter.service.ask import AskError, fetch_report
 
         try:
             text, status = fetch_report(url, form)
@@ -168,8 +168,8 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
             raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
         click.echo(text, nl=False)
         raise click.exceptions.Exit(status)
-    from exporter.present.report import Format, report_exit_code, report_renderable, report_text  # noqa: PLC0415
-    from exporter.service.once import measure_once  # noqa: PLC0415
+    from exporter.present.report import Format, report_exit_code, report_renderable, report_text
+    from exporter.service.once import measure_once
 
     seen = _run(measure_once(options.settings(), prefill=prefill))
     if form == Format.TABLE:
@@ -193,13 +193,13 @@ def inspect(  # noqa: PLR0917 - click passes them by name
 
     Without --bandwidth the floors stand under this machine's read ceiling, if an exporter is running on it.
     """
-    from exporter.config.units import parse_bandwidth  # noqa: PLC0415
-    from exporter.measure.gguf import read_gguf  # noqa: PLC0415
-    from exporter.measure.gguf_types import GgufProblem  # noqa: PLC0415
-    from exporter.present.inspect import inspect_renderable, inspect_text  # noqa: PLC0415
-    from exporter.present.tables import Format  # noqa: PLC0415
-    from exporter.roofline.inspection import inspect_model  # noqa: PLC0415
-    from exporter.service.ask import ask_read_ceiling  # noqa: PLC0415
+    from exporter.config.units import parse_bandwidth
+    from exporter.measure.gguf import read_gguf
+    from exporter.measure.gguf_types import GgufProblem
+    from exporter.present.inspect import inspect_renderable, inspect_text
+    from exporter.present.tables import Format
+    from exporter.roofline.inspection import inspect_model
+    from exporter.service.ask import ask_read_ceiling
 
     try:
         rate = parse_bandwidth(bandwidth) if bandwidth is not None else ask_read_ceiling(options.addresses()[0])
@@ -227,8 +227,8 @@ def inspect(  # noqa: PLR0917 - click passes them by name
 @click.pass_obj
 def demo(options: _Options, model: Path | None) -> None:
     """Run a real llama.cpp server on a small real model with the exporter beside it; Ctrl-C ends both."""
-    from exporter.service import daemon  # noqa: PLC0415
-    from exporter.service.demo import DemoError, run_demo  # noqa: PLC0415
+    from exporter.service import daemon
+    from exporter.service.demo import DemoError, run_demo
 
     try:
         _run(run_demo(options.addresses(), model))
@@ -240,7 +240,7 @@ def demo(options: _Options, model: Path | None) -> None:
 @click.pass_obj
 def healthcheck(options: _Options) -> None:
     """Exit with 0 if the exporter on this machine answers; for containers."""
-    from exporter.service.ask import ask_health  # noqa: PLC0415
+    from exporter.service.ask import ask_health
 
     problem = ask_health(options.addresses()[0])
     if problem is not None:
@@ -258,14 +258,14 @@ def _is_there(path: Path) -> bool:
 
 def _print(renderable: object) -> None:
     """Prints a rich renderable as wide as the terminal."""
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     Console().print(renderable)
 
 
 def _run(work: Awaitable[_T]) -> _T:
     """Runs to the end; Ctrl-C ends it with the shell's usual status."""
-    from exporter.service.peaks import PeakError  # noqa: PLC0415
+    from exporter.service.peaks import PeakError
 
     async def main_task() -> _T:
         return await work

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
+from exporter.roofline.slots import Slot
 
 Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | bool | None
 
@@ -95,11 +96,26 @@ def parse_model_size(body: Json) -> ModelSize | Reason:
     )
 
 
-def parse_busy_slots(body: Json) -> int | Reason:
-    """How many slots of GET /slots work on a request."""
+def parse_slots(body: Json) -> tuple[Slot, ...] | Reason:
+    """The answer of GET /slots; `next_token` was an object before b6723, and is an array of one since."""
     if not isinstance(body, list):
         return Reason.BAD_ANSWER
-    return sum(_mapping(slot).get("is_processing") is True for slot in body)
+    return tuple(_slot(_mapping(entry), place) for place, entry in enumerate(body))
+
+
+def _slot(entry: Mapping[str, Json], place: int) -> Slot:
+    next_token = entry.get("next_token")
+    if isinstance(next_token, list):
+        next_token = next_token[0] if next_token else None
+    number, tokens = _integer(entry.get("id")), _integer(entry.get("n_prompt_tokens"))
+    return Slot(
+        number=place if number is None else number,
+        processing=entry.get("is_processing") is True,
+        task=_integer(entry.get("id_task")),
+        decoded=max(0, _integer(_mapping(next_token).get("n_decoded")) or 0),
+        tokens=tokens if tokens is None or tokens >= 0 else None,
+        speculative=entry.get("speculative") is True,
+    )
 
 
 def refusal(status: int, body: bytes | None) -> Reason:

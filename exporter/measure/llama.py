@@ -19,15 +19,16 @@ from exporter.measure.answers import (
     StreamTokens,
     finished_stream,
     loads,
-    parse_busy_slots,
     parse_health,
     parse_model_size,
     parse_props,
+    parse_slots,
     refusal,
     take_event,
 )
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
+from exporter.roofline.slots import Slot
 
 MAX_BODY_BYTES: Final = 8 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
@@ -75,9 +76,9 @@ class LlamaClient:
         """GET /v1/models; builds that do not tell a figure leave it None."""
         return await self._get("/v1/models", timeout, parse_model_size)
 
-    async def busy_slots(self, timeout: float) -> int | Reason:
-        """How many slots work on a request (GET /slots). It wakes a sleeping model: ask `props` first."""
-        return await self._get("/slots", timeout, parse_busy_slots)
+    async def slots(self, timeout: float) -> tuple[Slot, ...] | Reason:
+        """GET /slots. It wakes a sleeping model: ask `props` first."""
+        return await self._get("/slots", timeout, parse_slots)
 
     async def complete(
         self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float

@@ -15,6 +15,7 @@ from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample, prove_prefill
 from exporter.roofline.proof import MIN_STEPS, StepTiming, prove, steps_to_probe
 from exporter.roofline.reason import Reason
+from exporter.roofline.slots import busy
 from exporter.roofline.snapshot import ServerState
 
 PROMPT_TOKENS: Final = 16
@@ -183,11 +184,11 @@ class DecodeProbe:
         """`meaning` when some slot works on a request; None when all are idle or the server does not tell."""
         if not identity.props.has_slots_endpoint:
             return None
-        busy = await self.client.busy_slots(ASK_TIMEOUT)
-        if isinstance(busy, Reason):
+        slots = await self.client.slots(ASK_TIMEOUT)
+        if isinstance(slots, Reason):
             # Switched off or behind another key: what the streams themselves show has to do.
-            return None if busy in {Reason.NOT_SUPPORTED, Reason.UNAUTHORIZED, Reason.NOT_LLAMA} else busy
-        return meaning if busy else None
+            return None if slots in {Reason.NOT_SUPPORTED, Reason.UNAUTHORIZED, Reason.NOT_LLAMA} else slots
+        return meaning if busy(slots) else None
 
 
 def _most_steps(identity: Identity) -> int:

@@ -32,10 +32,19 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         " llama-server with --kv-unified",
         Reason.WRONG_LENGTH: "the streams did not generate the tokens that were asked for; see the server's log",
         Reason.CACHED_PROMPT: "the server answered from its prompt cache, so the timing is not proven; it is retried",
+        Reason.GAVE_WAY: "a user's request arrived during a long probe, and the probe gave way; it is retried",
         Reason.SPECULATIVE: "the server decodes speculatively, so a token is not a step; run it without a draft model",
         Reason.BAD_TIMINGS: "the server's timings contradict themselves; it is retried, else update llama-server",
         Reason.BUSY: "the server was busy with users; it is probed when it is idle",
         Reason.SLEEPING: "the server sleeps and is not woken for a probe; it is probed after its next user",
+        Reason.KEEPS_AWAKE: "the server may fall asleep when left alone, and a probe would keep it awake; it is probed"
+        " after its next user",
+        Reason.MODEL_UNLOADED: "the router has not loaded the model, and it is not loaded for a probe; it is probed"
+        " after its next user",
+        Reason.CACHE_IN_USE: "a user's conversation is cached in a slot that the batch would take; it is probed after"
+        " 30 minutes without it",
+        Reason.SLOTS_IN_USE: "the batch takes every slot, and users had some of them a moment ago; it is probed after"
+        " one interval without users",
         Reason.TOO_FEW_SLOTS: "the server has fewer slots than the batch; start llama-server with --parallel 4, or"
         " as many as the largest batch",
         Reason.CONTEXT_TOO_SMALL: "a slot's context is too small for a probe; give llama-server a larger --ctx-size",

@@ -425,7 +425,84 @@ class TestRejection:
         assert run.compute, "registers need no memory"
 
 
+class TestBurstCounters:
+    """What a thread's own counters do not show: the control group's quota, and the pressure on CPUs and memory."""
+
+    def growing(self, machine: Machine, path: str, text: str) -> Callable[[FakeEngine], None]:
+        total = iter(range(1_000_000, 1_000_000_000, 300_000))
+
+        def grow(_: FakeEngine) -> None:
+            machine.write(path, text.format(next(total)))
+
+        return grow
+
+    def test_a_quota_that_ran_out_is_told_from_a_neighbour(self, machine: Machine) -> None:
+        machine.mount_v2().group(
+            "sys/fs/cgroup", {"cpu.max": "50000 100000", "cpu.stat": "throttled_usec 5", "memory.max": "max"}
+        )
+        engine = FakeEngine(
+            spoil=lambda call, timed: replace(timed, cpu_ratio=0.6 if call.kernel is Kernel.COPY else 1.0),
+            on_run=self.growing(machine, "sys/fs/cgroup/cpu.stat", "throttled_usec {}\n"),
+        )
+        run = meter(machine, engine).measure(full=True)
+        assert set(run.rejected) == {Reason.THROTTLED}
+        assert run.problem is None, "passes that had their CPUs count, whatever the quota did between them"
+        assert Kernel.COPY not in {b.kernel for b in run.measurements}
+
+    def test_waiting_for_memory_voids_the_burst(self, machine: Machine) -> None:
+        machine.write("proc/pressure/memory", "some avg10=0 total=1\n")
+        engine = FakeEngine(on_run=self.growing(machine, "proc/pressure/memory", "some avg10=0 total={}\n"))
+        run = meter(machine, engine).measure(full=True)
+        assert run.problem is Reason.MEMORY_PRESSURE
+        assert run.measurements == ()
+        assert run.rejected[Reason.MEMORY_PRESSURE] > 3
+
+    def test_waiting_for_a_cpu_is_told_beside_the_number(self, machine: Machine) -> None:
+        machine.write("proc/pressure/cpu", "some avg10=0 total=1\n")
+        engine = FakeEngine(on_run=self.growing(machine, "proc/pressure/cpu", "some avg10=0 total={}\n"))
+        run = meter(machine, engine).measure(full=True)
+        assert len(run.measurements) == 10
+        assert {b.flags for b in run.measurements} == {("contended",)}
+        machine.write("proc/pressure/cpu", "some avg10=0 total=1\n")
+        assert {b.flags for b in meter(machine, FakeEngine()).measure(full=True).measurements} == {()}
+
+
 class TestSize:
+    def test_noise_does_not_look_like_a_cache(self, machine: Machine) -> None:
+        """A size that was disturbed once is tried again, and the best of each size is compared."""
+
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(timed, seconds=timed.seconds * (1.2 if call.array_bytes > 300 * MIB else 1.0))
+
+        def once(call: Call, timed: Pass) -> Pass:
+            return spoil(call, timed) if call.repeat == 0 else timed
+
+        assert meter(machine, FakeEngine(spoil=once)).measure(full=True).problem is None
+        assert meter(machine, FakeEngine(spoil=spoil)).measure(full=True).problem is Reason.CACHE_SUSPECT
+
+    @pytest.mark.parametrize("share", [1.02, 1.04])
+    def test_half_the_size_must_agree_within_3_percent(self, machine: Machine, share: float) -> None:
+        def spoil(call: Call, timed: Pass) -> Pass:
+            return replace(timed, seconds=timed.seconds * (share if call.array_bytes > 300 * MIB else 1.0))
+
+        run = meter(machine, FakeEngine(spoil=spoil)).measure(full=True)
+        assert run.problem is (None if share < 1.03 else Reason.CACHE_SUSPECT)
+
+    def test_many_cores_with_little_memory_use_fewer_threads(self, machine: Machine) -> None:
+        """96 threads ask for 1.1 GiB of flushed slices at least; 48 fit into 1 GiB."""
+        for cpu in range(8, 96):
+            machine.cache(str(cpu), 3, "32M")
+        run = meter(machine, FakeEngine(evict_supported=True), cpus=96).measure(full=True)
+        assert run.problem is None
+        best = by(run, Kernel.READ, ThreadScope.ALL)
+        assert best.thread_count <= 48
+        assert best.flags == ("few_threads",)
+
+    def test_few_cores_are_not_measured_with_fewer_threads(self, machine: Machine) -> None:
+        machine.memory(free=80 * MIB)
+        run = meter(machine, FakeEngine(evict_supported=True)).measure(full=True)
+        assert run.problem is Reason.CACHE_SUSPECT
+
     def test_a_cache_larger_than_told_is_found_and_outgrown(self, machine: Machine) -> None:
         run = meter(machine, FakeEngine(cache_bytes=400 * MIB)).measure(full=True)
         assert run.problem is None

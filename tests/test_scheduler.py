@@ -519,7 +519,40 @@ async def test_kernels_wait_for_users_but_not_for_ever(fake_llama: FakeLlama, tm
         fake_llama.behaviour.foreign = frozenset({"before"})
         assert not await b.scheduler._may_measure_bandwidth()
         b.time.now += 301
+        assert await b.scheduler._may_measure_bandwidth(), "without any ceiling there is nothing to say"
+
+
+async def test_kernels_of_a_known_ceiling_wait_until_it_is_about_to_expire(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once(probe=False)
+        await b.watch.check()
+        fake_llama.behaviour.foreign = frozenset({"before"})
+        b.time.now += 301
+        assert not await b.scheduler._may_measure_bandwidth()
+        b.time.now += 22 * 3600
+        assert not await b.scheduler._may_measure_bandwidth()
+        b.time.now += 3600
         assert await b.scheduler._may_measure_bandwidth()
+
+
+async def test_a_user_at_the_start_is_seen_before_the_first_kernel(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.foreign = frozenset({"before"})
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    async with bench(fake_llama, tmp_path) as b:
+        start, seen = b.time.now, []
+
+        def during() -> None:
+            seen.append(b.time.now - start)
+            loop.call_soon_threadsafe(began.set)
+
+        b.meter.during = during
+        running = asyncio.create_task(b.scheduler.run())
+        await asyncio.wait_for(began.wait(), 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert 300 < seen[0] < 320, "one interval, for without a ceiling there is nothing to say"
 
 
 async def test_a_long_prompt_is_sent_only_when_asked_for(fake_llama: FakeLlama, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from exporter.measure.cgroup import quota_cpus
 from exporter.measure.host import huge_pages_given, memory_budget_bytes, steal_seconds, was_robbed
 from exporter.measure.kernels import FULL_PASSES, LEAST_PASSES, KernelRunner
 from exporter.measure.membench import Engine, Membench
+from exporter.measure.plateau import proven_bytes
 from exporter.measure.topology import assumed_cache_bytes, last_level_cache_bytes, thread_sets
 from exporter.measure.whose import CpuSet, measured_cpus
 from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel
 from exporter.roofline.passes import (
+    ENOUGH_THREADS,
     EVICT_MEMORY_SHARE,
     EvictPlan,
     Method,
@@ -121,6 +123,11 @@ class BandwidthMeter:
         told = last_level_cache_bytes(self._sys, cpus)
         cache = told or assumed_cache_bytes(len(cpus))
         quota = quota_cpus(self._proc, self._sys) is not None
+        swept = thread_sets(self._sys, cpus, self._threads)
+        plan, skipped = self._plan_sets(cache, swept)
+        swept = swept[skipped:]
+        sets = swept if len(swept[-1]) == 1 else (*swept, swept[-1][:1])
+        flags = (("cache_assumed", told is None), ("quota", quota), ("few_threads", skipped > 0))
         runner = KernelRunner(
             self._engine,
             self._proc,
@@ -128,14 +135,11 @@ class BandwidthMeter:
             self._clock,
             rest_seconds=QUOTA_REST_SECONDS if quota else REST_SECONDS,
             scope=chosen.scope,
-            flags=tuple(name for name, on in (("cache_assumed", told is None), ("quota", quota)) if on),
+            flags=tuple(name for name, on in flags if on),
         )
-        swept = thread_sets(self._sys, cpus, self._threads)
-        sets = swept if len(swept[-1]) == 1 else (*swept, swept[-1][:1])
         compute: ComputePeak | Reason | None = None
         began, stolen = self._clock(), steal_seconds(self._proc, cpus)
         try:
-            plan = self._plan(cache, len(swept[0]))
             known = self._calibration
             if isinstance(plan, Reason):
                 found = _nothing(runner.refuse(plan))
@@ -164,6 +168,17 @@ class BandwidthMeter:
             cache_assumed=told is None,
             unpinned_threads=runner.unpinned,
         )
+
+    def _plan_sets(
+        self, cache_bytes: int, swept: tuple[tuple[int, ...], ...]
+    ) -> tuple[SizePlan | EvictPlan | Reason, int]:
+        """The plan for the widest set of CPUs that memory suffices for, and how many wider ones it leaves out."""
+        widest = self._plan(cache_bytes, len(swept[0]))
+        for skipped, cpus in enumerate(swept if isinstance(widest, Reason) else ()):
+            # Many threads ask for much memory, and fewer still load every memory channel.
+            if len(cpus) >= ENOUGH_THREADS and not isinstance(plan := self._plan(cache_bytes, len(cpus)), Reason):
+                return plan, skipped
+        return widest, 0
 
     def _plan(self, cache_bytes: int, threads: int) -> SizePlan | EvictPlan | Reason:
         """Large arrays where STREAM's rule fits into the budget; else small ones, flushed; else as large as may be."""
@@ -234,7 +249,7 @@ def _proven(
     if isinstance(plan, EvictPlan):
         return Size(Method.EVICT, part=plan.slice_bytes)
     tell("array size")
-    proven = runner.proven_bytes(plan, sets)
+    proven = proven_bytes(runner, plan, sets)
     return proven if isinstance(proven, Reason) else Size(Method.STREAM, whole=proven)
 
 

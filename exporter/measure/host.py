@@ -28,6 +28,8 @@ STEAL_LIMIT: Final = 0.05
 STALL_LIMIT: Final = 0.2
 """Share of the time in which some task may wait for a CPU. Measured on two CPUs: 0.05 for two busy threads and a light
 client, 0.5 with one more busy thread."""
+RECLAIM_LIMIT: Final = 0.01
+"""Share of the time in which some task may wait for memory while bandwidth is measured."""
 
 _STEAL_FIELD: Final = 8
 
@@ -101,9 +103,14 @@ def host_info(proc: Path, sys: Path) -> HostInfo:
     )
 
 
-def pressure_seconds(proc: Path) -> float | None:
-    """Seconds in which at least one runnable task waited for a CPU (PSI, `some`); None without pressure information."""
-    match = re.search(r"^some .*\btotal=(\d+)$", read_text(proc / "pressure/cpu") or "", re.MULTILINE)
+def pressure_seconds(proc: Path, resource: str = "cpu") -> float | None:
+    """Seconds in which at least one task waited for the resource (PSI, `some`); None without pressure information.
+
+    Args:
+        proc: The root of procfs.
+        resource: `cpu` or `memory`.
+    """
+    match = re.search(r"^some .*\btotal=(\d+)$", read_text(proc / "pressure" / resource) or "", re.MULTILINE)
     return int(match[1]) / 1e6 if match else None
 
 
@@ -123,6 +130,7 @@ class ContentionReading:
     stalled_seconds: float | None
     stolen_seconds: float | None
     throttled_seconds: float | None
+    reclaiming_seconds: float | None = None
 
 
 class ContentionMeter:
@@ -156,11 +164,28 @@ class ContentionMeter:
             pressure_seconds(self._proc),
             steal_seconds(self._proc, self._cpus()),
             throttled_seconds(self._proc, self._sys),
+            pressure_seconds(self._proc, "memory"),
         )
 
     def contended_since(self, before: ContentionReading) -> bool:
         """Whether somebody else took CPU time since that reading; what the kernel does not tell is taken for no."""
         return contended(before, self.read(), cpus=len(self._cpus()))
+
+
+def waited_for_cpu(before: ContentionReading, after: ContentionReading) -> bool:
+    """Whether tasks waited for a CPU longer than a server and its client alone make them wait."""
+    return _grown(before.stalled_seconds, after.stalled_seconds) > STALL_LIMIT * (after.taken_at - before.taken_at)
+
+
+def was_throttled(before: ContentionReading, after: ContentionReading) -> bool:
+    """Whether a CPU quota ran out in between."""
+    return _grown(before.throttled_seconds, after.throttled_seconds) > 0
+
+
+def waited_for_memory(before: ContentionReading, after: ContentionReading) -> bool:
+    """Whether the kernel was short of memory in between, so that tasks waited for it."""
+    waited = _grown(before.reclaiming_seconds, after.reclaiming_seconds)
+    return waited > RECLAIM_LIMIT * (after.taken_at - before.taken_at)
 
 
 def was_robbed(before: float | None, after: float | None, wall_seconds: float, cpus: int) -> bool:
@@ -172,9 +197,9 @@ def contended(before: ContentionReading, after: ContentionReading, *, cpus: int)
     """Whether somebody else took time of that many CPUs between two readings."""
     wall = after.taken_at - before.taken_at
     return (
-        _grown(before.throttled_seconds, after.throttled_seconds) > 0
+        was_throttled(before, after)
         or was_robbed(before.stolen_seconds, after.stolen_seconds, wall, cpus)
-        or _grown(before.stalled_seconds, after.stalled_seconds) > STALL_LIMIT * wall
+        or waited_for_cpu(before, after)
     )
 
 

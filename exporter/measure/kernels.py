@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.measure.host import anonymous_huge_bytes, huge_page_bytes
+from exporter.measure.host import (
+    ContentionMeter,
+    anonymous_huge_bytes,
+    huge_page_bytes,
+    waited_for_cpu,
+    waited_for_memory,
+    was_throttled,
+)
 from exporter.measure.membench import Bench, Engine, KernelRun, Way
 from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, PassSummary, ThreadScope
 from exporter.roofline.passes import (
@@ -16,9 +23,7 @@ from exporter.roofline.passes import (
     LEAST_CLEAN_PASSES,
     WARM_UP_PASSES,
     Method,
-    SizePlan,
     Store,
-    is_plateau,
     judge,
     sift,
 )
@@ -34,14 +39,15 @@ PATIENCE_SECONDS: Final = 15.0
 """After this much of a measurement, a run whose passes were disturbed is not made once more."""
 COMPUTE_PASS_SECONDS: Final = 0.01
 TRIAL_PASSES: Final = WARM_UP_PASSES + 2
-PLATEAU_ATTEMPTS: Final = 2
 DECISIVE_RATIO: Final = 1.15
 """One way of writing that beats the other by this much on a kernel is taken for the other kernels on the same CPUs."""
 HUGE_SHARE: Final = 0.9
 """The share of the arrays that must lie on huge pages to say so."""
 
-_WHOLE_RUN: Final = frozenset(set(Reason) - {Reason.PREEMPTED, Reason.PAGE_FAULTS, Reason.IMBALANCED})
-"""Reasons that refuse a run as a whole; the others have been counted with each pass."""
+_OF_PASSES: Final = frozenset(
+    {Reason.PREEMPTED, Reason.THROTTLED, Reason.MEMORY_PRESSURE, Reason.PAGE_FAULTS, Reason.IMBALANCED}
+)
+"""Reasons that have been counted with each pass; the others refuse a run as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class _Sample:
     summary: PassSummary
     passes: int
     amount: float
+    contended: bool
 
 
 class KernelRunner:
@@ -94,6 +101,7 @@ class KernelRunner:
         self._rest = rest_seconds
         self._scope = scope
         self._flags = flags
+        self._contention = ContentionMeter(proc, sys, clock)
         self._patient_until = clock() + PATIENCE_SECONDS
         self._decided: dict[tuple[int, ...], Store] = {}
         self._isas: dict[tuple[int, ...], str] = {}
@@ -114,18 +122,6 @@ class KernelRunner:
         huge = anonymous_huge_bytes(self._proc)
         bench = self._engine.open(cpus, array_bytes)
         return self.refuse(bench) if isinstance(bench, Reason) else Arrays(bench, cpus, method, huge)
-
-    def proven_bytes(self, plan: SizePlan, sets: Sequence[tuple[int, ...]]) -> int | Reason:
-        """The array size to measure with, proven to lie in memory: another size reads no faster (the plateau)."""
-        for cpus in sets:
-            for _ in range(PLATEAU_ATTEMPTS):
-                proven = self._plateau_bytes(plan, cpus)
-                if proven is not None:
-                    break
-            # Unevenly fast CPUs cannot tell; a set of equals can.
-            if proven is not Reason.IMBALANCED:
-                break
-        return self.refuse(Reason.CACHE_SUSPECT) if proven is None else proven
 
     def bandwidth(
         self, arrays: Arrays, kernel: Kernel, stores: Sequence[Store], passes: int = FULL_PASSES
@@ -148,7 +144,7 @@ class KernelRunner:
             if isinstance(sample, _Sample):
                 measured[store] = sample
             elif sample is not Reason.UNSUPPORTED or not measured:
-                return self.refuse(sample) if sample in _WHOLE_RUN else sample
+                return sample if sample in _OF_PASSES else self.refuse(sample)
         store = min(measured, key=lambda s: measured[s].summary.best_seconds)
         best = measured[store]
         if max(s.summary.best_seconds for s in measured.values()) > DECISIVE_RATIO * best.summary.best_seconds:
@@ -168,7 +164,11 @@ class KernelRunner:
             method=arrays.method.value,
             scope=self._scope,
             measured_at=self._clock(),
-            flags=(*self._flags, "unpinned") if arrays.bench.unpinned else self._flags,
+            flags=(
+                *self._flags,
+                *(["unpinned"] if arrays.bench.unpinned else []),
+                *(["contended"] if best.contended else []),
+            ),
         )
 
     def compute_peak(self, cpus: tuple[int, ...]) -> ComputePeak | Reason:
@@ -181,7 +181,7 @@ class KernelRunner:
 
             found = self._settle(call)
             if isinstance(found, Reason):
-                return self.refuse(found) if found in _WHOLE_RUN else found
+                return found if found in _OF_PASSES else self.refuse(found)
             peaks.append((found.amount / found.summary.best_seconds, isa, found))
         flops, isa, sample = max(peaks, key=lambda peak: peak[0])
         return ComputePeak(
@@ -211,30 +211,6 @@ class KernelRunner:
             self._isas[arrays.cpus] = min(tried, key=lambda isa: times[isa])
         return self._isas[arrays.cpus]
 
-    def _plateau_bytes(self, plan: SizePlan, cpus: tuple[int, ...]) -> int | Reason | None:
-        """The first size of the plan that passes, None when none does, or why it could not be tried."""
-        largest = self._read_rate(cpus, plan.largest)
-        if isinstance(largest, Reason):
-            return largest
-        for smaller_bytes, size in plan.comparisons:
-            smaller = self._read_rate(cpus, smaller_bytes)
-            if isinstance(smaller, Reason):
-                return smaller
-            if is_plateau(smaller, largest):
-                return size
-        return None
-
-    def _read_rate(self, cpus: tuple[int, ...], array_bytes: int) -> float | Reason:
-        """How fast arrays of this size are read, bytes/s: the best of a few clean passes."""
-        arrays = self.open(cpus, array_bytes)
-        if isinstance(arrays, Reason):
-            return arrays
-        try:
-            measured = self.bandwidth(arrays, Kernel.READ, (Store.PLAIN,), LEAST_PASSES)
-        finally:
-            arrays.bench.close()
-        return measured if isinstance(measured, Reason) else measured.best_bytes_per_second
-
     def _sample(self, arrays: Arrays, kernel: Kernel, way: Way, passes: int) -> "_Sample | Reason":
         def call(budget_seconds: float) -> KernelRun:
             run = arrays.bench.run(kernel, way, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
@@ -251,17 +227,24 @@ class KernelRunner:
         """
         seen = Counter(self.rejected)
         clean: tuple[float, ...] = ()
-        unstable = False
+        unstable = contended = False
         for budget in (PASS_BUDGET_SECONDS, PATIENT_BUDGET_SECONDS):
+            before = self._contention.read()
             run = call(budget)
+            after = self._contention.read()
             if run.error is not None:
                 return run.error
-            sifted = sift(run.passes)
+            sifted = sift(run.passes, throttled=was_throttled(before, after))
             self.rejected.update(sifted.rejected)
-            clean = (*clean, *sifted.seconds)
+            # Every pass of this call had its CPUs, or it was rejected; others that waited for one are only told of.
+            contended |= waited_for_cpu(before, after)
+            if waited_for_memory(before, after):
+                self.rejected[Reason.MEMORY_PRESSURE] += len(sifted.seconds)
+            else:
+                clean = (*clean, *sifted.seconds)
             verdict = judge(clean)
             if isinstance(verdict, PassSummary):
-                return _Sample(verdict, len(clean), run.amount)
+                return _Sample(verdict, len(clean), run.amount, contended)
             unstable = verdict is Reason.UNSTABLE
             if unstable:
                 # Too few clean passes may be completed; unstable ones may not be diluted.

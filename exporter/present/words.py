@@ -50,6 +50,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.CONTEXT_TOO_SMALL: "a slot's context is too small for a probe; give llama-server a larger --ctx-size",
         Reason.NO_MODEL_INFO: "the server does not tell its model's size; update llama-server, or load its model",
         Reason.PREEMPTED: "other processes took the processors meanwhile; measure again on a quieter machine",
+        Reason.THROTTLED: "the container's CPU quota ran out meanwhile; give the exporter no CPU limit",
+        Reason.MEMORY_PRESSURE: "memory was short meanwhile; free some, or lower bandwidth.max_memory",
         Reason.PAGE_FAULTS: "memory was not resident meanwhile; free memory, or lower bandwidth.max_memory",
         Reason.IMBALANCED: "the threads finished too far apart; leave bandwidth.threads at auto, or quiet the machine",
         Reason.UNSTABLE: "the passes disagree too much; measure again on a quieter machine",

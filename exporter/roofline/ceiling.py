@@ -61,7 +61,8 @@ class Bandwidth:
         spread_ratio: (median pass - best pass) / best pass; 0 when all passes agree.
         array_bytes: Size of one of the three arrays, bytes.
         measured_at: Monotonic seconds.
-        flags: What to know about the number: `unpinned`, `cache_assumed`, `quota`.
+        flags: What to know about the number: `unpinned`, `cache_assumed`, `quota`, `contended` (tasks waited for CPUs
+            meanwhile), `few_threads` (memory for more was lacking).
     """
 
     kernel: Kernel

@@ -32,7 +32,7 @@ IMBALANCE_LIMIT: Final = 1.15
 """Longest / shortest thread time in a pass: beyond it, one thread was disturbed or its CPU is slower."""
 SPREAD_LIMIT: Final = 0.1
 """(median - best) / best of the clean passes: beyond it, something else used the memory. Undisturbed: below 0.05."""
-PLATEAU_TOLERANCE: Final = 1.05
+PLATEAU_TOLERANCE: Final = 1.03
 """Reading an array that is smaller may be at most this much faster, or a cache took part."""
 
 
@@ -42,6 +42,8 @@ EVICT_SMALL_PAGES_SLICE_BYTES: Final = 32 << 20
 """The same without huge pages, where every page's translation is missed too."""
 EVICT_LEAST_SLICE_BYTES: Final = 4 << 20
 """Below this an emptied cache, which has nothing to write back or to evict, makes reading look faster than it is."""
+ENOUGH_THREADS: Final = 16
+"""Where memory does not suffice for a thread on each CPU, at least so many must do."""
 MEMORY_SHARE: Final = 4
 """Arrays that outgrow the cache take at most this part (one in so many) of what the memory limit leaves."""
 EVICT_MEMORY_SHARE: Final = 2
@@ -101,10 +103,17 @@ def flaw(timed: Pass) -> Reason | None:
     return None
 
 
-def sift(passes: Sequence[Pass]) -> Sifted:
-    """Drops the warm-up and separates the clean passes from the others."""
+def sift(passes: Sequence[Pass], *, throttled: bool = False) -> Sifted:
+    """Drops the warm-up and separates the clean passes from the others.
+
+    Args:
+        passes: Of one call of the library.
+        throttled: A CPU quota ran out during the call, so that a thread without its CPU lost it to that.
+    """
     judged = [(timed, flaw(timed)) for timed in passes[WARM_UP_PASSES:]]
     rejected = Counter(reason for _, reason in judged if reason is not None)
+    if throttled and (lost := rejected.pop(Reason.PREEMPTED, 0)):
+        rejected[Reason.THROTTLED] = lost
     clean = tuple(timed.seconds for timed, reason in judged if reason is None)
     return Sifted(clean, MappingProxyType(dict(rejected)))
 

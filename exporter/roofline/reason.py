@@ -54,6 +54,8 @@ class Reason(StrEnum):
     NO_MODEL_INFO = "no_model_info"
 
     PREEMPTED = "preempted"
+    THROTTLED = "throttled"
+    MEMORY_PRESSURE = "memory_pressure"
     PAGE_FAULTS = "page_faults"
     IMBALANCED = "imbalanced"
     UNSTABLE = "unstable"

@@ -23,9 +23,20 @@ log = structlog.get_logger()
 
 FULL_RUN_SECONDS: Final = 3600.0
 """Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
+FORCED_RUN_SECONDS: Final = 23 * 3600.0
+"""Kernels that users keep waiting run all the same when the ceiling is about to expire."""
 RETRY_SECONDS: Final = 30.0
 FIRST_ATTEMPTS: Final = 3
-DISTURBED: Final = frozenset({Reason.PREEMPTED, Reason.PAGE_FAULTS, Reason.IMBALANCED, Reason.UNSTABLE})
+DISTURBED: Final = frozenset(
+    {
+        Reason.PREEMPTED,
+        Reason.THROTTLED,
+        Reason.MEMORY_PRESSURE,
+        Reason.PAGE_FAULTS,
+        Reason.IMBALANCED,
+        Reason.UNSTABLE,
+    }
+)
 """Reasons that the next run may not meet."""
 HEALTHY_INTERVALS: Final = 3
 _TICK: Final = 0.5
@@ -90,10 +101,12 @@ class Scheduler:
         self._watches = tuple(watches(lambda policy: host_roof(self._host, policy, clocks.monotonic())))
         self._started = clocks.unix()
         self._bandwidth_due = self._full_due = clocks.monotonic()
+        self._measured_at: float | None = None
         self._failed_runs = 0
         self._warned = False
         self._asked_users_at = -math.inf
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
+        self._first_check_done = asyncio.Event()
         self.first_cycle_done = asyncio.Event()
         self.snapshot = self._freeze()
 
@@ -129,6 +142,7 @@ class Scheduler:
         interval = self._settings.probe.health_interval
         while True:
             await asyncio.gather(*(self._check(watch) for watch in self._watches))
+            self._first_check_done.set()
             await self._sleep(interval)
 
     async def _check(self, watch: ServerWatch) -> None:
@@ -137,11 +151,12 @@ class Scheduler:
         self.snapshot = self._freeze()
 
     async def _measure_forever(self) -> None:
-        await self._measure_first_bandwidth()
+        # Whether users are served is known only once the servers were asked.
+        await self._first_check_done.wait()
         while True:
             self._expect_tick(0.0)
             if self._clocks.monotonic() >= self._bandwidth_due and await self._may_measure_bandwidth():
-                await self._measure_bandwidth()
+                await (self._measure_bandwidth() if self._host.runs else self._measure_first_bandwidth())
             for watch in sorted(self._watches, key=lambda w: w.due):
                 # The duty cycle may put a server off, but not the word that one cannot be probed.
                 if self._clocks.monotonic() >= watch.due and (self._duty.free() or not watch.record.state.up):
@@ -151,9 +166,11 @@ class Scheduler:
             await self._sleep(_TICK)
 
     async def _may_measure_bandwidth(self) -> bool:
-        """Kernels wait for users' requests to end, but not for ever: a pass that was disturbed is rejected anyway."""
+        """Kernels wait for users' requests to end; only a ceiling that nobody knows, or that expires, does not."""
         now = self._clocks.monotonic()
-        if now - self._bandwidth_due > self._settings.bandwidth.interval:
+        if self._measured_at is None and now - self._bandwidth_due > self._settings.bandwidth.interval:
+            return True
+        if self._measured_at is not None and now - self._measured_at > FORCED_RUN_SECONDS:
             return True
         if now - self._asked_users_at < self._settings.probe.health_interval:
             return False
@@ -185,6 +202,8 @@ class Scheduler:
             run = BandwidthRun.failed(Reason.NO_THREADS)
         self._plan_bandwidth(started, full=full, failed=run.problem is not None)
         self._host = _with_run(self._host, run, self._clocks)
+        if run.problem is None:
+            self._measured_at = started
         self._warn_of_own_cpus(run)
         self.snapshot = self._freeze()
         log.info(

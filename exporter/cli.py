@@ -84,15 +84,25 @@ class _Options:
         self.config_file = config_file
         self._addresses = addresses
 
-    def settings(self) -> "Settings":
-        """The configuration, or the program's end with every error in it."""
-        from exporter.config import ConfigError, load, parse
+    def load(self) -> "Settings":
+        """The configuration as the file says it now.
+
+        Raises:
+            ConfigError: With every error in it.
+        """
+        from exporter.config import load, parse
 
         path = self.config_file or DEFAULT_CONFIG
+        if self.config_file is None and not _is_there(path):
+            return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
+        return load(path)
+
+    def settings(self) -> "Settings":
+        """The configuration, or the program's end with every error in it."""
+        from exporter.config import ConfigError
+
         try:
-            if self.config_file is None and not _is_there(path):
-                return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
-            return load(path)
+            return self.load()
         except ConfigError as error:
             raise click.ClickException("the configuration cannot be used:\n" + str(error)) from error
 
@@ -115,7 +125,7 @@ def serve(options: _Options) -> None:
 
     settings, addresses = options.settings(), options.addresses()
     try:
-        asyncio.run(daemon.serve(settings, addresses))
+        asyncio.run(daemon.serve(settings, addresses, load=options.load))
     except (daemon.ListenError, PeakError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
-from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
+from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, ThreadScope
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, view
+from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, host_roof, view
+from exporter.service.ceilings import HostWatch
 from exporter.service.duty import DutyAccount
 from exporter.service.scheduler import Scheduler
 from exporter.service.watch import Clocks, ServerWatch
@@ -111,7 +111,6 @@ class Bench:
     watch: ServerWatch
     probe: DecodeProbe
     duty: DutyAccount
-    executor: ThreadPoolExecutor
 
     @property
     def server(self) -> Server:
@@ -138,44 +137,40 @@ async def bench(
         bandwidth=BandwidthSettings.model_validate(machine or {}),
     )
     meter = FakeMeter(moment)
-    made: list[ServerWatch] = []
-    makers: list[DecodeProbe] = []
     async with open_session(fake.url, None) as session:
         client = LlamaClient(session, fake.url, None)
 
         duty = DutyAccount(settings.probe.max_duty_cycle, moment.monotonic)
 
-        def watches(roof: Callable[[RoofPolicy], Roof]) -> Sequence[ServerWatch]:
-            # Probes are timed by the real clock: the fake answers at once.
-            contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
-            maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
-            makers.append(maker)
-            made.append(
-                ServerWatch(
-                    settings=server_settings,
-                    probing=settings.probe,
-                    duty=duty,
-                    probe=maker,
-                    models=ModelReader(ModelHints()),
-                    roof=roof,
-                    clocks=moment.clocks,
-                    machine_compute_peak=settings.bandwidth.compute_peak,
-                )
-            )
-            return made
-
-        with ThreadPoolExecutor(1) as executor:
-            scheduler = Scheduler(
-                settings=settings,
-                watches=watches,
-                duty=duty,
-                meter=meter,
-                executor=executor,
-                info=HostInfo("cpu", 2, None, None, "6", "x86_64"),
-                clocks=moment.clocks,
-                sleep=moment.sleep,
-            )
-            yield Bench(moment, meter, fake, scheduler, made[0], makers[0], duty, executor)
+        machine_watch = HostWatch(
+            interval=settings.bandwidth.interval,
+            meter=meter,
+            info=HostInfo("cpu", 2, None, None, "6", "x86_64"),
+            clocks=moment.clocks,
+            progress=lambda _: None,
+        )
+        # Probes are timed by the real clock: the fake answers at once.
+        contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
+        maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
+        watch = ServerWatch(
+            settings=server_settings,
+            probing=settings.probe,
+            duty=duty,
+            probe=maker,
+            models=ModelReader(ModelHints()),
+            roof=lambda policy: host_roof(machine_watch.host, policy, moment.monotonic()),
+            clocks=moment.clocks,
+            machine_compute_peak=settings.bandwidth.compute_peak,
+        )
+        scheduler = Scheduler(
+            settings=settings,
+            watches=[watch],
+            duty=duty,
+            machine=machine_watch,
+            clocks=moment.clocks,
+            sleep=moment.sleep,
+        )
+        yield Bench(moment, meter, fake, scheduler, watch, maker, duty)
 
 
 async def test_one_cycle_places_every_batch_under_the_roof(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -405,10 +400,10 @@ async def test_a_configured_compute_peak_of_the_machine_is_its_servers(fake_llam
 async def test_a_machine_without_threads_is_a_reason(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
 
-        def none_left(*_: object, **__: object) -> None:
+        def none_left() -> None:
             raise RuntimeError("can't start new thread")
 
-        b.executor.submit = none_left  # type: ignore[assignment]
+        b.meter.during = none_left
         snapshot = await b.scheduler.run_once(probe=False)
         assert snapshot.host.problem is Reason.NO_THREADS
         assert snapshot.host.rejected_passes == {Reason.NO_THREADS: 1}
@@ -496,12 +491,12 @@ async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: F
         pauses = []
         for _ in range(6):
             await b.scheduler.run_once(probe=False)
-            pauses.append(b.scheduler._bandwidth_due - b.time.now)
+            pauses.append(b.scheduler.machine.due - b.time.now)
         assert pauses == [30, 60, 120, 240, 300, 300]
         assert b.meter.runs == [True] * 6, "the full run is still owed"
         b.meter.problem = None
         await b.scheduler.run_once(probe=False)
-        assert b.scheduler._bandwidth_due - b.time.now == 300
+        assert b.scheduler.machine.due - b.time.now == 300
         await b.scheduler.run_once(probe=False)
         assert b.meter.runs[-1] is False
 

@@ -21,8 +21,15 @@ Client = TestClient[Request, Application]
 
 
 @asynccontextmanager
-async def client_of(snapshot: Snapshot, *, healthy: bool = True) -> AsyncIterator[Client]:
-    served = Served(lambda: snapshot, lambda: healthy, "probe:\n  interval: 5m\n", "1.2.3", CLOCKS)
+async def client_of(snapshot: Snapshot, *, healthy: bool = True, errors: tuple[str, ...] = ()) -> AsyncIterator[Client]:
+    served = Served(
+        snapshot=lambda: snapshot,
+        healthy=lambda: healthy,
+        config_yaml=lambda: "probe:\n  interval: 5m\n",
+        reload=lambda: errors,
+        version="1.2.3",
+        clocks=CLOCKS,
+    )
     registry = build_registry(SnapshotCollector(lambda: snapshot, CLOCKS.monotonic, "1.2.3"))
     async with TestClient(TestServer(build_app(served, registry))) as client:
         yield client
@@ -69,6 +76,16 @@ async def test_a_dead_loop_is_not_healthy_but_metrics_go_on() -> None:
         assert (await client.get("/-/healthy")).status == 503
         assert (await client.get("/-/ready")).status == 200
         assert (await client.get("/metrics")).status == 200
+
+
+async def test_a_reload_tells_every_error() -> None:
+    async with client_of(snapshots.rich()) as client:
+        answer = await client.post("/-/reload")
+        assert (answer.status, (await client.get("/-/reload")).status) == (200, 405)
+    async with client_of(snapshots.rich(), errors=("c.yaml:1: one", "c.yaml:2: two")) as client:
+        answer = await client.post("/-/reload")
+        assert answer.status == 500
+        assert (await answer.text()).splitlines()[1:] == ["c.yaml:1: one", "c.yaml:2: two"]
 
 
 @pytest.mark.parametrize(

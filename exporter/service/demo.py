@@ -11,10 +11,11 @@ from rich.console import Console
 from exporter.config import parse
 from exporter.present.report import report_renderable
 from exporter.roofline.snapshot import view
-from exporter.service.daemon import CLOCKS, serve
+from exporter.service.daemon import serve
 from exporter.service.demo_model import DemoModelError, assemble_model
 from exporter.service.llama_child import LlamaChild, LlamaChildError
 from exporter.service.scheduler import Scheduler
+from exporter.service.wiring import CLOCKS
 
 _LOAD_SECONDS = 60.0
 

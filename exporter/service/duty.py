@@ -18,7 +18,7 @@ class DutyAccount:
     """
 
     def __init__(self, limit: float, clock: Callable[[], float]) -> None:
-        self._limit = limit
+        self.limit = limit
         self._clock = clock
         self._free_at = clock()
         self._spent: deque[tuple[float, float]] = deque()
@@ -27,7 +27,7 @@ class DutyAccount:
     def charge(self, seconds: float) -> None:
         """Seconds of generating that just ended. What is taken is paid off at `limit` seconds a second."""
         now = self._clock()
-        self._free_at = max(self._free_at, now - seconds) + seconds / self._limit
+        self._free_at = max(self._free_at, now - seconds) + seconds / self.limit
         self._spent.append((now, seconds))
 
     def free(self) -> bool:
@@ -44,7 +44,7 @@ class DutyAccount:
 
     def least_interval(self) -> float:
         """The shortest interval at which every server can be probed within the limit, seconds."""
-        return sum(self._cycle_costs.values()) / self._limit
+        return sum(self._cycle_costs.values()) / self.limit
 
     def ratio(self) -> float:
         """Time charged in the last hour / that hour."""

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from exporter.config import Settings
 from exporter.roofline.snapshot import View, view
-from exporter.service.daemon import CLOCKS, measuring
+from exporter.service.wiring import CLOCKS, measuring
 
 
 async def measure_once(settings: Settings, *, probe: bool = True, prefill: bool = False) -> View:

@@ -2,64 +2,24 @@
 
 import asyncio
 import math
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import replace
-from functools import partial
-from typing import Final, Protocol
-
-import structlog
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from exporter.config import Settings
 from exporter.measure.probe import PROMPT_FAMILIES
-from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Roof, RoofPolicy
-from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import CHECK_SECONDS, Host, HostInfo, Snapshot, host_roof
+from exporter.roofline.snapshot import CHECK_SECONDS, Snapshot
+from exporter.service.ceilings import HostWatch, Progress
 from exporter.service.duty import DutyAccount
 from exporter.service.watch import Clocks, ServerWatch
 
-log = structlog.get_logger()
-
-FULL_RUN_SECONDS: Final = 3600.0
-"""Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
-FORCED_RUN_SECONDS: Final = 23 * 3600.0
-"""Kernels that users keep waiting run all the same when the ceiling is about to expire."""
-RETRY_SECONDS: Final = 30.0
-FIRST_ATTEMPTS: Final = 3
-DISTURBED: Final = frozenset(
-    {
-        Reason.PREEMPTED,
-        Reason.THROTTLED,
-        Reason.MEMORY_PRESSURE,
-        Reason.PAGE_FAULTS,
-        Reason.IMBALANCED,
-        Reason.UNSTABLE,
-    }
-)
-"""Reasons that the next run may not meet."""
 HEALTHY_INTERVALS: Final = 3
 _TICK: Final = 0.5
 _BANDWIDTH_SECONDS: Final = 60.0
 """A bandwidth run takes seconds; longer than this, it hangs."""
 
 
-Progress = Callable[[str], None]
-"""Told, in a few words, what is being measured now."""
-
-
 def _silent(_: str) -> None:
     """Nobody watches."""
-
-
-class Meter(Protocol):
-    """Measures bandwidth; `BandwidthMeter` is one. `measure` blocks, `cancel` comes from another thread."""
-
-    def measure(self, *, full: bool, progress: Progress) -> BandwidthRun:
-        """Runs the kernels."""
-
-    def cancel(self) -> None:
-        """Ends the running measurement within milliseconds."""
 
 
 class Scheduler:
@@ -67,11 +27,9 @@ class Scheduler:
 
     Args:
         settings: The configuration.
-        watches: Makes the servers' watches, in the order of the configuration.
+        watches: The servers' watches, in the order of the configuration.
         duty: What probes took; the watches charge it.
-        meter: Measures bandwidth; blocks, and so runs in `executor`.
-        executor: A single dedicated thread.
-        info: The machine.
+        machine: This machine's watch.
         clocks: The clocks.
         progress: Told what is being measured.
         sleep: Sleeps some seconds.
@@ -81,31 +39,24 @@ class Scheduler:
         self,
         *,
         settings: Settings,
-        watches: Callable[[Callable[[RoofPolicy], Roof]], Sequence[ServerWatch]],
+        watches: Sequence[ServerWatch],
         duty: DutyAccount,
-        meter: Meter,
-        executor: Executor,
-        info: HostInfo,
+        machine: HostWatch,
         clocks: Clocks,
         progress: Progress = _silent,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
-        self._duty = duty
-        self._meter = meter
-        self._executor = executor
+        self.duty = duty
+        self.machine = machine
         self._clocks = clocks
         self._progress = progress
         self._sleep = sleep
-        self._host = Host(info)
-        self._watches = tuple(watches(lambda policy: host_roof(self._host, policy, clocks.monotonic())))
+        self.watches = tuple(watches)
         self._started = clocks.unix()
-        self._bandwidth_due = self._full_due = clocks.monotonic()
-        self._measured_at: float | None = None
-        self._failed_runs = 0
-        self._warned = False
         self._asked_users_at = -math.inf
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
+        self._finishing = False
         self._first_check_done = asyncio.Event()
         self.first_cycle_done = asyncio.Event()
         self.snapshot = self._freeze()
@@ -114,34 +65,40 @@ class Scheduler:
         """Whether the measuring loop has ticked when it should have."""
         return self._clocks.monotonic() <= self._alive_until
 
+    def finish(self) -> None:
+        """Ends `run` once the work at hand is done, within a tick when there is none."""
+        self._finishing = True
+
     async def run(self) -> None:
-        """Checks and measures until cancelled."""
+        """Checks and measures until cancelled, or until `finish` was called and a cycle has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._check_forever())
-                group.create_task(self._measure_forever())
+                beside = [group.create_task(self._check_forever())]
+                await self._measure_forever()
+                for task in beside:
+                    task.cancel()
         finally:
-            self._meter.cancel()
+            self.machine.cancel()
 
     async def run_once(self, *, probe: bool = True, prefill: bool = False) -> Snapshot:
         """One full bandwidth run and one cycle of each server, then a long prompt if asked, for the command line."""
         try:
-            await asyncio.gather(*(watch.check() for watch in self._watches if probe))
-            await self._measure_first_bandwidth()
-            for watch in self._watches if probe else ():
+            await asyncio.gather(*(watch.check() for watch in self.watches if probe))
+            await self._measure_bandwidth()
+            for watch in self.watches if probe else ():
                 await self._cycle(watch)
-            for watch in self._watches if prefill else ():
+            for watch in self.watches if prefill else ():
                 self._progress(f"{watch.record.name}: prefill")
                 await watch.prefill()
             self.snapshot = self._freeze()
         finally:
-            self._meter.cancel()
+            self.machine.cancel()
         return self.snapshot
 
     async def _check_forever(self) -> None:
         interval = self._settings.probe.health_interval
         while True:
-            await asyncio.gather(*(self._check(watch) for watch in self._watches))
+            await asyncio.gather(*(self._check(watch) for watch in self.watches))
             self._first_check_done.set()
             await self._sleep(interval)
 
@@ -153,13 +110,13 @@ class Scheduler:
     async def _measure_forever(self) -> None:
         # Whether users are served is known only once the servers were asked.
         await self._first_check_done.wait()
-        while True:
+        while not self._finishing:
             self._expect_tick(0.0)
-            if self._clocks.monotonic() >= self._bandwidth_due and await self._may_measure_bandwidth():
-                await (self._measure_bandwidth() if self._host.runs else self._measure_first_bandwidth())
-            for watch in sorted(self._watches, key=lambda w: w.due):
+            if self._clocks.monotonic() >= self.machine.due and await self._may_measure_bandwidth():
+                await self._measure_bandwidth()
+            for watch in sorted(self.watches, key=lambda w: w.due):
                 # The duty cycle may put a server off, but not the word that one cannot be probed.
-                if self._clocks.monotonic() >= watch.due and (self._duty.free() or not watch.record.state.up):
+                if self._clocks.monotonic() >= watch.due and (self.duty.free() or not watch.record.state.up):
                     await self._cycle(watch)
             self.first_cycle_done.set()
             self.snapshot = self._freeze()
@@ -168,76 +125,17 @@ class Scheduler:
     async def _may_measure_bandwidth(self) -> bool:
         """Kernels wait for users' requests to end; only a ceiling that nobody knows, or that expires, does not."""
         now = self._clocks.monotonic()
-        if self._measured_at is None and now - self._bandwidth_due > self._settings.bandwidth.interval:
-            return True
-        if self._measured_at is not None and now - self._measured_at > FORCED_RUN_SECONDS:
+        if self.machine.forced():
             return True
         if now - self._asked_users_at < self._settings.probe.health_interval:
             return False
         self._asked_users_at = now
-        return not any([await watch.has_users() for watch in self._watches])
-
-    async def _measure_first_bandwidth(self) -> None:
-        """At the start a few disturbed runs are made again at once: without a ceiling there is nothing to say."""
-        for _ in range(FIRST_ATTEMPTS):
-            await self._measure_bandwidth()
-            if self._host.problem not in DISTURBED:
-                break
+        return not any([await watch.has_users() for watch in self.watches])
 
     async def _measure_bandwidth(self) -> None:
-        started = self._clocks.monotonic()
-        full = started >= self._full_due
-        loop = asyncio.get_running_loop()
-        # The meter speaks from its own thread; progress is drawn on this one.
-
-        def tell(step: str) -> None:
-            loop.call_soon_threadsafe(self._progress, step)
-
         self._expect_tick(_BANDWIDTH_SECONDS)
-        try:
-            run = await loop.run_in_executor(self._executor, partial(self._meter.measure, full=full, progress=tell))
-        except RuntimeError as error:
-            # Python's word for a machine that gives no more threads.
-            log.warning("no thread to measure bandwidth in", error=str(error))
-            run = BandwidthRun.failed(Reason.NO_THREADS)
-        self._plan_bandwidth(started, full=full, failed=run.problem is not None)
-        self._host = _with_run(self._host, run, self._clocks)
-        if run.problem is None:
-            self._measured_at = started
-        self._warn_of_own_cpus(run)
+        await self.machine.measure_due()
         self.snapshot = self._freeze()
-        log.info(
-            "bandwidth",
-            full=full,
-            seconds=round(self._clocks.monotonic() - started, 2),
-            problem=run.problem.value if run.problem else None,
-            rejected={reason.value: count for reason, count in run.rejected.items()},
-            **{
-                f"{b.kernel}_{b.threads}_gb_per_second": round(b.best_bytes_per_second / 1e9, 1)
-                for b in run.measurements
-            },
-        )
-
-    def _warn_of_own_cpus(self, run: BandwidthRun) -> None:
-        """Once: the ceiling is that of fewer CPUs than the machine has, and nobody saw the server's."""
-        own = [b for b in run.measurements if b.scope == "exporter"]
-        narrower = len(run.cpus) < (os.cpu_count() or 1) or any("quota" in b.flags for b in own)
-        if own and narrower and not self._warned:
-            self._warned = True
-            log.warning(
-                "the ceiling is measured on the exporter's own CPUs, which are fewer than the machine's: share the PID"
-                " namespace with the server, or give the exporter the server's CPUs and no CPU limit",
-                cpus=len(run.cpus),
-            )
-
-    def _plan_bandwidth(self, started: float, *, full: bool, failed: bool) -> None:
-        """After a run without a ceiling the next comes sooner, each time after twice the pause."""
-        interval = self._settings.bandwidth.interval
-        self._failed_runs = self._failed_runs + 1 if failed else 0
-        pause = min(interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if failed else interval
-        self._bandwidth_due = started + pause
-        if full and not failed:
-            self._full_due = started + FULL_RUN_SECONDS
 
     async def _cycle(self, watch: ServerWatch) -> None:
         # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.
@@ -259,29 +157,8 @@ class Scheduler:
 
     def _freeze(self) -> Snapshot:
         return Snapshot(
-            host=self._host,
-            servers=tuple(watch.record for watch in self._watches),
-            duty_cycle_ratio=self._duty.ratio(),
+            host=self.machine.host,
+            servers=tuple(watch.record for watch in self.watches),
+            duty_cycle_ratio=self.duty.ratio(),
             config_reload_timestamp=self._started,
         )
-
-
-def _with_run(host: Host, run: BandwidthRun, clocks: Clocks) -> Host:
-    """The host's record after one more bandwidth run."""
-    tracks = dict(host.tracks)
-    for bandwidth in run.measurements:
-        key = (bandwidth.kernel, bandwidth.threads)
-        tracks[key] = tracks.get(key, BandwidthTrack()).add(bandwidth)
-    return replace(
-        host,
-        tracks=tracks,
-        compute=run.compute or host.compute,
-        runs=host.runs + 1,
-        last_success_timestamp=clocks.unix() if run.measurements else host.last_success_timestamp,
-        rejected_passes=_added(host.rejected_passes, run.rejected),
-        problem=run.problem,
-    )
-
-
-def _added(one: Mapping[Reason, int], other: Mapping[Reason, int]) -> dict[Reason, int]:
-    return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in {*one, *other}}

@@ -14,6 +14,7 @@ from exporter.roofline.decode import DecodePoint, DecodeSample, place
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 from exporter.service.duty import DutyAccount
+from exporter.service.reload import carried_over
 
 log = structlog.get_logger()
 
@@ -69,6 +70,7 @@ class ServerWatch:
         clocks: Clocks,
         machine_compute_peak: float | None = None,
     ) -> None:
+        self._settings = settings
         self._probing = probing
         self._duty = duty
         self._probe = probe
@@ -90,6 +92,18 @@ class ServerWatch:
             checked_at=clocks.monotonic(),
             batches={b: BatchRecord(threshold=settings.floor_fraction.get(b)) for b in probing.batches},
         )
+
+    def take_over(self, old: "ServerWatch") -> None:
+        """Goes on from the watch of an older configuration."""
+        same = self._asked_alike(old)
+        self.record = carried_over(self.record, old.record, same=same)
+        if same and self.record.batches.keys() == old.record.batches.keys():
+            self.due = old.due
+
+    def _asked_alike(self, old: "ServerWatch") -> bool:
+        """Whether the old configuration asked the same server in the same way, but for what is reported of it."""
+        alike = {"floor_fraction": {}, "live": "off"}
+        return self._settings.model_copy(update=alike) == old._settings.model_copy(update=alike)  # noqa: SLF001
 
     async def check(self) -> None:
         """Asks how the server is, without touching its model."""

@@ -1,6 +1,6 @@
 """The HTTP surface. Every page renders what is already known; none of them does I/O or waits for a server."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +26,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the pages show: the newest snapshot, whether the measuring loop is alive, the configuration as text."""
+    """What the pages show and do.
+
+    Attributes:
+        snapshot: The newest snapshot.
+        healthy: Whether the measuring loop is alive.
+        config_yaml: The configuration in force as text, secrets masked.
+        reload: Reads the configuration again; returns every error, none on success.
+    """
 
     snapshot: Callable[[], Snapshot]
     healthy: Callable[[], bool]
-    config_yaml: str
+    config_yaml: Callable[[], str]
+    reload: Callable[[], Sequence[str]]
     version: str
     clocks: Clocks
 
@@ -55,7 +63,13 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
         )
 
     async def config(_: web.Request) -> web.Response:
-        return web.Response(text=served.config_yaml)
+        return web.Response(text=served.config_yaml())
+
+    async def reload(_: web.Request) -> web.Response:
+        if errors := served.reload():
+            # As Prometheus answers, so that its tools understand it.
+            return web.Response(status=500, text="\n".join(["the configuration cannot be used:", *errors, ""]))
+        return web.Response(text="Reloaded; in force as soon as the measurement at hand ends.\n")
 
     async def healthy(_: web.Request) -> web.Response:
         if served.healthy():
@@ -70,6 +84,7 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
     app.router.add_get("/metrics", make_aiohttp_handler(registry))
     app.router.add_get("/api/v1/snapshot", snapshot)
     app.router.add_get("/config", config)
+    app.router.add_post("/-/reload", reload)
     app.router.add_get("/-/healthy", healthy)
     app.router.add_get("/-/ready", ready)
     return app

@@ -1,0 +1,169 @@
+"""This machine's record, kept up to date by bandwidth runs: when the next one is due, and what the last ones found."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+import structlog
+
+from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import Host, HostInfo
+from exporter.service.watch import Clocks
+
+log = structlog.get_logger()
+
+FULL_RUN_SECONDS: Final = 3600.0
+"""Every kernel is measured at the start and then this often; in between only those that ceilings come from."""
+FORCED_RUN_SECONDS: Final = 23 * 3600.0
+"""Kernels that users keep waiting run all the same when the ceiling is about to expire."""
+RETRY_SECONDS: Final = 30.0
+FIRST_ATTEMPTS: Final = 3
+DISTURBED: Final = frozenset(
+    {
+        Reason.PREEMPTED,
+        Reason.THROTTLED,
+        Reason.MEMORY_PRESSURE,
+        Reason.PAGE_FAULTS,
+        Reason.IMBALANCED,
+        Reason.UNSTABLE,
+    }
+)
+"""Reasons that the next run may not meet."""
+
+Progress = Callable[[str], None]
+"""Told, in a few words, what is being measured now."""
+
+
+class Meter(Protocol):
+    """Measures bandwidth; `BandwidthMeter` is one. `measure` blocks, `cancel` comes from another thread."""
+
+    def measure(self, *, full: bool, progress: Progress) -> BandwidthRun:
+        """Runs the kernels."""
+
+    def cancel(self) -> None:
+        """Ends the running measurement within milliseconds."""
+
+
+class HostWatch:
+    """Measures this machine; `host` is what is known of it, replaced whole at every change.
+
+    Args:
+        interval: Seconds between two runs.
+        meter: Measures bandwidth; blocks, and so runs in a thread.
+        info: The machine.
+        clocks: The clocks.
+        progress: Told what is being measured.
+    """
+
+    def __init__(self, *, interval: float, meter: Meter, info: HostInfo, clocks: Clocks, progress: Progress) -> None:
+        self._interval = interval
+        self._meter = meter
+        self._clocks = clocks
+        self._progress = progress
+        self._failed_runs = 0
+        self._warned = False
+        self._measured_at: float | None = None
+        self._full_due = self.due = clocks.monotonic()
+        self.host = Host(info)
+
+    def configure(self, *, interval: float, meter: Meter) -> None:
+        """Goes on under another configuration; what was found of the machine stays true."""
+        self._interval, self._meter = interval, meter
+        self.due = min(self.due, self._clocks.monotonic() + interval)
+
+    def cancel(self) -> None:
+        """Ends a running measurement within milliseconds."""
+        self._meter.cancel()
+
+    def forced(self) -> bool:
+        """Whether users who keep the kernels waiting have done so long enough: no ceiling, or one about to expire."""
+        now = self._clocks.monotonic()
+        if self._measured_at is None:
+            return now - self.due > self._interval
+        return now - self._measured_at > FORCED_RUN_SECONDS
+
+    async def measure_due(self) -> None:
+        """One run; the first is made again at once when it was disturbed: without a ceiling there is nothing to say."""
+        attempts = 1 if self.host.runs else FIRST_ATTEMPTS
+        for _ in range(attempts):
+            await self.measure()
+            if self.host.problem not in DISTURBED:
+                break
+
+    async def measure(self) -> None:
+        """One run, full when that is due."""
+        started = self._clocks.monotonic()
+        full = started >= self._full_due
+        loop = asyncio.get_running_loop()
+        # The meter speaks from its own thread; progress is drawn on this one.
+
+        def tell(step: str) -> None:
+            loop.call_soon_threadsafe(self._progress, step)
+
+        try:
+            run = await asyncio.to_thread(self._meter.measure, full=full, progress=tell)
+        except RuntimeError as error:
+            # Python's word for a machine that gives no more threads.
+            log.warning("no thread to measure bandwidth in", error=str(error))
+            run = BandwidthRun.failed(Reason.NO_THREADS)
+        self._plan(started, full=full, failed=run.problem is not None)
+        self.host = _with_run(self.host, run, self._clocks)
+        self._warn_of_own_cpus(run)
+        log.info(
+            "bandwidth",
+            full=full,
+            seconds=round(self._clocks.monotonic() - started, 2),
+            problem=run.problem.value if run.problem else None,
+            rejected={reason.value: count for reason, count in run.rejected.items()},
+            **{
+                f"{b.kernel}_{b.threads}_gb_per_second": round(b.best_bytes_per_second / 1e9, 1)
+                for b in run.measurements
+            },
+        )
+
+    def _plan(self, started: float, *, full: bool, failed: bool) -> None:
+        """After a run without a ceiling the next comes sooner, each time after twice the pause."""
+        self._failed_runs = self._failed_runs + 1 if failed else 0
+        retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if failed else self._interval
+        self.due = started + retry
+        if failed:
+            return
+        self._measured_at = started
+        if full:
+            self._full_due = started + FULL_RUN_SECONDS
+
+    def _warn_of_own_cpus(self, run: BandwidthRun) -> None:
+        """Once: the ceiling is that of fewer CPUs than the machine has, and nobody saw the server's."""
+        own = [b for b in run.measurements if b.scope == "exporter"]
+        narrower = len(run.cpus) < (os.cpu_count() or 1) or any("quota" in b.flags for b in own)
+        if own and narrower and not self._warned:
+            self._warned = True
+            log.warning(
+                "the ceiling is measured on the exporter's own CPUs, which are fewer than the machine's: share the PID"
+                " namespace with the server, or give the exporter the server's CPUs and no CPU limit",
+                cpus=len(run.cpus),
+            )
+
+
+def _with_run(host: Host, run: BandwidthRun, clocks: Clocks) -> Host:
+    """The host's record after one more bandwidth run."""
+    tracks = dict(host.tracks)
+    for bandwidth in run.measurements:
+        key = (bandwidth.kernel, bandwidth.threads)
+        tracks[key] = tracks.get(key, BandwidthTrack()).add(bandwidth)
+    return replace(
+        host,
+        tracks=tracks,
+        compute=run.compute or host.compute,
+        runs=host.runs + 1,
+        last_success_timestamp=clocks.unix() if run.measurements else host.last_success_timestamp,
+        rejected_passes=_added(host.rejected_passes, run.rejected),
+        problem=run.problem,
+    )
+
+
+def _added(one: Mapping[Reason, int], other: Mapping[Reason, int]) -> dict[Reason, int]:
+    return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in {*one, *other}}

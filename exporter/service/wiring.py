@@ -1,0 +1,111 @@
+"""Wires what measures: sessions, probes, watches, kernels and the scheduler, from the settings."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from exporter.config import ServerSettings, Settings
+from exporter.measure.bandwidth import BandwidthMeter
+from exporter.measure.host import ContentionMeter, host_info
+from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.model import ModelHints, ModelReader
+from exporter.measure.probe import DecodeProbe
+from exporter.measure.whose import measured_cpus
+from exporter.roofline.snapshot import host_roof
+from exporter.service.ceilings import HostWatch, Progress
+from exporter.service.duty import DutyAccount
+from exporter.service.peaks import with_peaks
+from exporter.service.scheduler import Scheduler
+from exporter.service.watch import Clocks, ServerWatch
+
+CLOCKS: Final = Clocks(time.monotonic, time.time)
+PROC: Final = Path("/proc")
+SYS: Final = Path("/sys")
+
+
+@asynccontextmanager
+async def measuring(
+    settings: Settings, progress: Progress = lambda _: None, before: Scheduler | None = None
+) -> AsyncIterator[Scheduler]:
+    """A scheduler with everything it needs, released afterwards.
+
+    Args:
+        settings: The configuration.
+        progress: Told what is being measured.
+        before: The scheduler of an older configuration, ended by now; what it found and still holds is carried over.
+
+    Raises:
+        PeakError: A GPU server's bandwidth is not known.
+    """
+    settings = with_peaks(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for server in settings.servers:
+            session = await stack.enter_async_context(open_session(server.url, server.ca_file))
+            clients.append(LlamaClient(session, server.url, server.api_key_file))
+        machine, duty = _machine(settings, progress, before), _duty(settings, before)
+        contention = ContentionMeter(PROC, SYS, CLOCKS.monotonic)
+
+        def watch(server: ServerSettings, client: LlamaClient) -> ServerWatch:
+            probing = settings.probe
+            made = ServerWatch(
+                settings=server,
+                probing=probing,
+                duty=duty,
+                probe=DecodeProbe(
+                    client, contention, CLOCKS.monotonic, seconds=probing.seconds, timeout=probing.timeout
+                ),
+                models=ModelReader(
+                    ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v)
+                ),
+                roof=lambda policy: host_roof(machine.host, policy, CLOCKS.monotonic()),
+                clocks=CLOCKS,
+                machine_compute_peak=settings.bandwidth.compute_peak,
+            )
+            old = _watch_named(before, server.name)
+            if old is not None:
+                made.take_over(old)
+            return made
+
+        yield Scheduler(
+            settings=settings,
+            watches=[watch(server, client) for server, client in zip(settings.servers, clients, strict=True)],
+            duty=duty,
+            machine=machine,
+            clocks=CLOCKS,
+            progress=progress,
+        )
+
+
+def _machine(settings: Settings, progress: Progress, before: Scheduler | None) -> HostWatch:
+    """This machine's watch, with a meter as the configuration wants it."""
+    interval = settings.bandwidth.interval
+    meter = BandwidthMeter(
+        max_memory=settings.bandwidth.max_memory,
+        threads=settings.bandwidth.threads,
+        proc=PROC,
+        sys=SYS,
+        clock=CLOCKS.monotonic,
+        cpus=partial(measured_cpus, [server.url for server in settings.servers if server.device == "cpu"]),
+        measure_compute=settings.bandwidth.compute_peak is None,
+    )
+    if before is not None:
+        before.machine.configure(interval=interval, meter=meter)
+        return before.machine
+    return HostWatch(interval=interval, meter=meter, info=host_info(PROC, SYS), clocks=CLOCKS, progress=progress)
+
+
+def _duty(settings: Settings, before: Scheduler | None) -> DutyAccount:
+    """What probes took goes on counting under a new limit."""
+    if before is None:
+        return DutyAccount(settings.probe.max_duty_cycle, CLOCKS.monotonic)
+    before.duty.limit = settings.probe.max_duty_cycle
+    return before.duty
+
+
+def _watch_named(scheduler: Scheduler | None, name: str) -> ServerWatch | None:
+    return next((w for w in scheduler.watches if w.record.name == name), None) if scheduler else None

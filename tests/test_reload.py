@@ -1,0 +1,227 @@
+"""Reading the configuration again: what changes, what stays, and what a bad file does not do."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+import snapshots
+from fake_llama import Behaviour, FakeLlama
+from processes import exporter, free_port, wait_for
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.config import ConfigError, Settings, parse
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import BatchRecord, Snapshot
+from exporter.service.reload import Reloader, carried_over
+
+KEY = "sk-planted-4f1d6a"
+CONFIG = """
+bandwidth: {{interval: 1h}}
+probe: {{interval: {interval}, health_interval: 1s, batches: [1, 2], seconds: 0.1, max_duty_cycle: 0.5}}
+servers:
+  - name: local
+    url: {url}
+    api_key_file: {key}
+    floor_fraction: {{1: {fraction}}}
+{more}"""
+
+
+class Clock:
+    now = 100.0
+
+    def unix(self) -> float:
+        return self.now
+
+
+class TestReloader:
+    def settings(self, interval: str = "5m") -> Settings:
+        return parse(f"probe: {{interval: {interval}}}", "test")
+
+    def test_a_valid_file_is_taken_and_told(self) -> None:
+        clock, told = Clock(), []
+        subject = Reloader(self.settings(), lambda: self.settings("10m"), clock.unix)
+        subject.changed = lambda: told.append(subject.settings.probe.interval)
+        clock.now = 200.0
+        assert subject.reload() == ()
+        assert told == [600.0]
+        stamped = subject.stamped(snapshots.rich())
+        assert (stamped.config_reload_ok, stamped.config_reload_timestamp) == (True, 200.0)
+
+    def test_the_same_file_changes_nothing_but_the_time(self) -> None:
+        clock, told = Clock(), []
+        subject = Reloader(self.settings(), self.settings, clock.unix)
+        subject.changed = lambda: told.append(1)
+        clock.now = 200.0
+        assert subject.reload() == ()
+        assert (told, subject.loaded_at) == ([], 200.0)
+
+    def test_a_bad_file_keeps_everything(self) -> None:
+        def load() -> Settings:
+            return parse("probe: {interval: nonsense, batches: [0]}", "c.yaml")
+
+        clock, told = Clock(), []
+        subject = Reloader(self.settings(), load, clock.unix)
+        subject.changed = lambda: told.append(1)
+        clock.now = 200.0
+        errors = subject.reload()
+        assert len(errors) == 2
+        assert all(error.startswith("c.yaml:1: probe.") for error in errors)
+        assert (told, subject.settings) == ([], self.settings())
+        stamped = subject.stamped(snapshots.rich())
+        assert (stamped.config_reload_ok, stamped.config_reload_timestamp) == (False, 100.0)
+
+    def test_a_good_file_after_a_bad_one(self) -> None:
+        answers: Iterator[ConfigError | Settings] = iter([ConfigError(["no"]), self.settings("10m")])
+
+        def load() -> Settings:
+            answer = next(answers)
+            if isinstance(answer, ConfigError):
+                raise answer
+            return answer
+
+        subject = Reloader(self.settings(), load, Clock().unix)
+        assert subject.reload() == ("no",)
+        assert subject.reload() == ()
+        assert subject.ok
+
+    def test_without_a_file_there_is_nothing_to_read(self) -> None:
+        assert Reloader(self.settings(), None, Clock().unix).reload() == (
+            "there is no configuration file to read again",
+        )
+
+
+class TestCarriedOver:
+    def test_the_same_server_keeps_what_was_measured(self) -> None:
+        old = snapshots.cpu_server()
+        new = replace(
+            snapshots.cpu_server(), succeeded=0, counts={}, model=None, batches={1: BatchRecord(threshold=0.5)}
+        )
+        kept = carried_over(new, old, same=True)
+        assert kept.batches[1].sample == old.batches[1].sample
+        assert kept.batches[1].threshold == 0.5
+        assert set(kept.batches) == {1}, "batches that are not configured any more are gone"
+        assert (kept.model, kept.state, kept.succeeded) == (old.model, old.state, old.succeeded)
+
+    @pytest.mark.parametrize(("threshold", "below"), [(0.25, 2), (0.5, 0)])
+    def test_samples_below_another_threshold_are_counted_anew(self, threshold: float, below: int) -> None:
+        server = snapshots.cpu_server()
+        old = replace(server, batches={1: replace(server.batches[1], below_threshold_samples=2)})
+        kept = carried_over(replace(server, batches={1: BatchRecord(threshold=threshold)}), old, same=True)
+        assert kept.batches[1].below_threshold_samples == below
+
+    def test_another_server_under_the_same_name_keeps_only_the_counters(self) -> None:
+        old = snapshots.cpu_server()
+        kept = carried_over(
+            replace(old, model=None, batches={1: BatchRecord()}, succeeded=0, counts={}), old, same=False
+        )
+        assert kept.counts == {Reason.UNREACHABLE: 2, Reason.FOREIGN_REQUEST: 1, Reason.BUSY: 5}
+        assert kept.succeeded == 9
+        assert kept.batches == {1: BatchRecord()}
+        assert kept.model is None
+
+
+@contextmanager
+def fake_in_a_thread(behaviour: Behaviour) -> Iterator[FakeLlama]:
+    """The fake server on a loop of its own, beside a test that blocks."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        fake = FakeLlama(behaviour)
+        asyncio.run_coroutine_threadsafe(fake.__aenter__(), loop).result(10)
+        try:
+            yield fake
+        finally:
+            asyncio.run_coroutine_threadsafe(fake.__aexit__(None, None, None), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+def values(text: str) -> dict[str, float]:
+    """Every series by its name and labels."""
+    return {
+        f"{s.name}{sorted(s.labels.items())}": s.value for f in text_string_to_metric_families(text) for s in f.samples
+    }
+
+
+def post(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(Request(url, method="POST"), timeout=10) as answer:  # noqa: S310 - our own exporter
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.timeout(120)
+def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    with fake_in_a_thread(Behaviour(api_key=KEY)) as fake:
+
+        def config(interval: str = "1h", fraction: float = 0.25, more: str = "") -> str:
+            return CONFIG.format(url=fake.url, key=key, interval=interval, fraction=fraction, more=more)
+
+        with exporter(config(), tmp_path) as running:
+            file = tmp_path / "config.yaml"
+
+            def sampled() -> bool:
+                return 'roofline_decode_step_seconds{batch="2",server="local"}' in running.get("/metrics")
+
+            wait_for("a sample", 60, sampled)
+            before = values(running.get("/metrics"))
+
+            file.write_text(config(fraction=0.5, more=f"  - {{name: second, url: 'http://127.0.0.1:{free_port()}'}}\n"))
+            running.process.send_signal(signal.SIGHUP)
+            wait_for("the second server", 30, lambda: 'server="second"' in running.get("/metrics"))
+            after = values(running.get("/metrics"))
+            assert sampled(), "what was measured of a server that stays is kept"
+            assert (
+                after["roofline_probes_total[('server', 'local')]"]
+                >= before["roofline_probes_total[('server', 'local')]"]
+            )
+            assert after["roofline_memory_bandwidth_runs_total[]"] >= before["roofline_memory_bandwidth_runs_total[]"]
+            assert after["roofline_decode_floor_ratio_threshold[('batch', '1'), ('server', 'local')]"] == 0.5
+            assert "name: second" in running.get("/config")
+
+            file.write_text("probe: {interval: soon, batches: [0]}\n")
+            status, text = post(running.url + "/-/reload")
+            assert status == 500
+            assert "probe.interval" in text
+            assert "probe.batches" in text
+            bad = values(running.get("/metrics"))
+            assert bad["roofline_config_last_reload_successful[]"] == 0
+            assert "name: second" in running.get("/config")
+            assert len(running.logged("the new configuration cannot be used; the old one stays in force")) == 2
+
+            file.write_text(config())
+            assert post(running.url + "/-/reload")[0] == 200
+            wait_for("one server again", 30, lambda: 'server="second"' not in running.get("/metrics"))
+            good = values(running.get("/metrics"))
+            assert good["roofline_config_last_reload_successful[]"] == 1
+            newer = "roofline_config_last_reload_success_timestamp_seconds[]"
+            assert good[newer] > bad[newer]
+            assert post(running.url + "/metrics")[0] == 405
+
+            # The key was used, and is nowhere to be seen.
+            assert fake.asked("/completion") > 0
+            pages = [running.get(p) for p in ("/", "/metrics", "/api/v1/snapshot", "/config")]
+            pages += [running.get(f"/api/v1/snapshot?format={form}") for form in ("table", "markdown", "csv")]
+            assert running.end()[0] == 0
+            assert KEY not in "".join([*pages, *map(str, running.log)])
+            assert str(key) in "".join(pages), "only the name of its file"
+
+
+def test_snapshots_are_stamped_without_being_changed() -> None:
+    snapshot = Snapshot(snapshots.host())
+    Reloader(parse("", "test"), None, Clock().unix).stamped(snapshot)
+    assert snapshot.config_reload_timestamp == 0.0

@@ -214,7 +214,7 @@ def test_sigterm_ends_it_with_0_within_a_second(docker: Docker, image: str, mome
 
 
 def test_every_command_finds_the_configuration(docker: Docker, image: str, mounted: str) -> None:
-    once = ("run", "--rm", *HARDENED)
+    once = ("run", "--rm", "--network=none", *HARDENED)
     assert "http://127.0.0.1:8080" in docker.run(*once, image, "check-config")
     assert "interval: 2s" in docker.run(*once, mounted, image, "check-config")
 

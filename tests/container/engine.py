@@ -225,14 +225,16 @@ class Container:
         return int(self.state()["ExitCode"]), seconds
 
 
-HARDENED = ("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+HARDENED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 """What the image promises to work with, in every test."""
 
 
 @contextmanager
-def container(docker: Docker, image: str, *options: str, command: tuple[str, ...] = ()) -> Iterator[Container]:
-    """A running container of the image, hardened and without a network; removed at the end."""
-    name = docker.run("run", "--detach", *HARDENED, *options, image, *command).strip()
+def container(
+    docker: Docker, image: str, *options: str, command: tuple[str, ...] = (), network: str = "none"
+) -> Iterator[Container]:
+    """A running container of the image, hardened and without a network of its own; removed at the end."""
+    name = docker.run("run", "--detach", f"--network={network}", *HARDENED, *options, image, *command).strip()
     try:
         yield Container(docker, name, int(docker.inspect(name)["State"]["Pid"]))
     finally:

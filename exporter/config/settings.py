@@ -128,7 +128,6 @@ class ProbeSettings(Section):
 _NOT_YET: Mapping[str, tuple[tuple[str | None, ...], str]] = {
     "model": ((None,), "choosing a model of a router"),
     "live": (("slots", "off"), "reading the server's own counters"),
-    "sleep_idle": ((None,), "sparing a server that sleeps"),
 }
 _REFERENCES = {"cpu": ("auto", "read", "triad"), "gpu": ("auto", "sustained", "peak")}
 _DEFAULT_FLOORS: Mapping[int, float] = MappingProxyType({1: 0.25})

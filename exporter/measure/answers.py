@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
 
 Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | bool | None
 
@@ -24,6 +24,7 @@ class Props:
     Attributes:
         model: A base name, fit for a label.
         path: Where the server found the model; never shown.
+        marker: A random word of this start of the server; empty where the build has none.
     """
 
     slots: int
@@ -34,6 +35,8 @@ class Props:
     build: str
     sleeping: bool
     has_slots_endpoint: bool
+    has_metrics_endpoint: bool = False
+    marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def parse_props(body: Json) -> Props | Reason:
         build=_text(props.get("build_info")),
         sleeping=props.get("is_sleeping") is True,
         has_slots_endpoint=props.get("endpoint_slots") is not False,
+        has_metrics_endpoint=props.get("endpoint_metrics") is True,
+        marker=_text(props.get("media_marker")),
     )
 
 
@@ -108,6 +113,7 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot:
     if isinstance(next_token, list):
         next_token = next_token[0] if next_token else None
     number, tokens = _integer(entry.get("id")), _integer(entry.get("n_prompt_tokens"))
+    seed = _integer(_mapping(entry.get("params")).get("seed"))
     return Slot(
         number=place if number is None else number,
         processing=entry.get("is_processing") is True,
@@ -115,6 +121,7 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot:
         decoded=max(0, _integer(_mapping(next_token).get("n_decoded")) or 0),
         tokens=tokens if tokens is None or tokens >= 0 else None,
         speculative=entry.get("speculative") is True,
+        probe=None if seed is None else seed == PROBE_SEED,
     )
 
 
@@ -177,6 +184,7 @@ def finished_stream(tokens: StreamTokens) -> Stream:
         prompt=_integer(timings.get("prompt_n")),
         cached=_integer(timings.get("cache_n")),
         drafted=_integer(timings.get("draft_n")),
+        accepted=_integer(timings.get("draft_n_accepted")),
         stop_type=stop_type if isinstance(stop_type, str) else None,
         truncated=final.get("truncated") is True,
         token_ms=tuple(tokens.token_ms),

@@ -5,6 +5,7 @@ on a dropped one fails. Redirects are never followed, so that a key cannot leave
 """
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from exporter.measure.answers import (
 )
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
 
 MAX_BODY_BYTES: Final = 8 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
@@ -80,6 +81,18 @@ class LlamaClient:
         """GET /slots. It wakes a sleeping model: ask `props` first."""
         return await self._get("/slots", timeout, parse_slots)
 
+    async def requests(self, timeout: float) -> int | Reason:
+        """How many requests the server works on or keeps waiting (GET /metrics, which resets two of its gauges)."""
+
+        async def read(response: aiohttp.ClientResponse) -> int | Reason:
+            body = await _body(response)
+            if response.status != _OK:
+                return refusal(response.status, body)
+            counts = re.findall(rb"requests_(?:processing|deferred) (\d{1,9})\b", body or b"")
+            return sum(map(int, counts)) if counts else Reason.BAD_ANSWER
+
+        return await self._ask("GET", "/metrics", timeout, read)
+
     async def complete(
         self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float
     ) -> tuple[Stream, ...] | Reason:
@@ -99,6 +112,7 @@ class LlamaClient:
             "samplers": ["top_k"],
             "top_k": 1,
             "n_probs": 0,
+            "seed": PROBE_SEED,
             "stream": True,
             "timings_per_token": True,
         }

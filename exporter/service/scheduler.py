@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from exporter.config import Settings
-from exporter.measure.probe import PROMPT_FAMILIES
+from exporter.measure.prompts import PROMPT_FAMILIES
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Roof, RoofPolicy
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import CHECK_SECONDS, Host, HostInfo, Snapshot, host_roof

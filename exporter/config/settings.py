@@ -126,7 +126,6 @@ class ProbeSettings(Section):
 
 # What the file format has but this version cannot do yet: the values it accepts, and what is missing.
 _NOT_YET: Mapping[str, tuple[tuple[str | None, ...], str]] = {
-    "model": ((None,), "choosing a model of a router"),
     "live": (("slots", "off"), "reading the server's own counters"),
 }
 _REFERENCES = {"cpu": ("auto", "read", "triad"), "gpu": ("auto", "sustained", "peak")}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from exporter.measure.answers import ModelSize, Props
+from exporter.measure.answers import Props
 from exporter.measure.host import ContentionMeter
+from exporter.measure.listing import ModelSize
 from exporter.measure.llama import LlamaClient
 from exporter.measure.manners import Manners
 from exporter.measure.prompts import PROMPT_FAMILIES, PROMPT_TOKENS, prefill_prompt, probe_prompts
@@ -49,14 +50,15 @@ async def identify(client: LlamaClient, known: Identity | None = None) -> Identi
 
     Args:
         client: The server.
-        known: What it was before; while the same model stands behind it, its size is not asked again.
+        known: What it was before; while the same model stands behind it, a size that it told is not asked again.
     """
     if (fault := await client.health(ASK_TIMEOUT)) is not None:
         return fault
     props = await client.props(ASK_TIMEOUT)
     if isinstance(props, Reason):
         return props
-    if known is not None and replace(known.props, sleeping=props.sleeping) == props:
+    told = known is not None and known.size.weight_bytes is not None
+    if known is not None and told and replace(known.props, sleeping=props.sleeping) == props:
         return Identity(props, known.size)
     size = await client.model_size(ASK_TIMEOUT)
     return size if isinstance(size, Reason) else Identity(props, size)
@@ -75,6 +77,12 @@ _STATES: Final = {
     Reason.API_KEY_UNREADABLE: ServerState.UNAUTHORIZED,
     Reason.NOT_LLAMA: ServerState.UNSUPPORTED,
     Reason.NOT_SUPPORTED: ServerState.UNSUPPORTED,
+    Reason.MODEL_NOT_NAMED: ServerState.UNSUPPORTED,
+    Reason.UNKNOWN_MODEL: ServerState.UNSUPPORTED,
+    Reason.MODEL_FAILED: ServerState.UNSUPPORTED,
+    # A router loads it for the next user.
+    Reason.MODEL_UNLOADED: ServerState.SLEEPING,
+    Reason.SLEEPING: ServerState.SLEEPING,
     Reason.BAD_ANSWER: ServerState.UNSUPPORTED,
 }
 

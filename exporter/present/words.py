@@ -19,11 +19,17 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.TIMEOUT: "the server did not answer in time; raise probe.timeout if it is only slow",
         Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
         Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
-        Reason.NOT_LLAMA: "what answers there is not a llama.cpp server; check the url",
+        Reason.NOT_LLAMA: "what answers there is not a llama.cpp server, or not all of one; check the url, with the"
+        " server's --api-prefix if it has one, and update a server from before 2025",
         Reason.HTTP_ERROR: "the server refused the request; check the url, a proxy before it, and the server's log",
         Reason.BAD_ANSWER: "the answer is not what llama-server sends; check for a proxy, or a very old or new build",
         Reason.SERVER_ERROR: "the server met an error while decoding; see its log",
-        Reason.NOT_SUPPORTED: "the server has switched this endpoint off; start it without --no-slots, for generation",
+        Reason.NOT_SUPPORTED: "the server does not generate text, or that was switched off; an embeddings or reranking"
+        " server cannot be measured",
+        Reason.MODEL_NOT_NAMED: "this is a router; name one of its models with model: in the configuration",
+        Reason.UNKNOWN_MODEL: "the server has no model of that name; the exporter's log lists its models, write one of"
+        " them at model:",
+        Reason.MODEL_FAILED: "the router could not load the model; see its log",
         Reason.API_KEY_UNREADABLE: "api_key_file cannot be read; check its path and permissions",
         Reason.STREAM_CUT: "the answer ended early; see the server's log, and a proxy's time limits",
         Reason.FOREIGN_REQUEST: "a user's request ran during the probe, so the batch is not proven; it is retried",

@@ -57,7 +57,7 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
         clients = []
         for server in settings.servers:
             session = await stack.enter_async_context(open_session(server.url, server.ca_file))
-            clients.append(LlamaClient(session, server.url, server.api_key_file))
+            clients.append(LlamaClient(session, server.url, server.api_key_file, server.model))
         executor = ThreadPoolExecutor(1, "membench")
         # Cancelled by then, the last call ends within a chunk; queued ones must not start.
         stack.callback(executor.shutdown, wait=True, cancel_futures=True)

@@ -19,8 +19,10 @@ log = structlog.get_logger()
 
 FAILED_CHARGE: Final = 4
 """A probe that failed is charged at most this many times the time that a probe aims at."""
-_LEAVE_ALONE: Final = frozenset({Reason.BUSY, Reason.SLEEPING})
+_LEAVE_ALONE: Final = frozenset({Reason.BUSY, Reason.SLEEPING, Reason.MODEL_UNLOADED})
 """Reasons that hold for every batch of a cycle."""
+_CANNOT: Final = frozenset({Reason.NOT_SUPPORTED, Reason.NOT_LLAMA})
+"""Answers to a completion that say: this server, well as it is, cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class ServerWatch:
         self._roof = roof
         self._clocks = clocks
         self._identity: Identity | None = None
+        self._cannot: Reason | None = None
         self._busy_at: float | None = None
         self._owed = list(probing.batches)
         self._round_cost = 0.0
@@ -104,11 +107,11 @@ class ServerWatch:
         """Probes every batch that this round still owes, and decides when to go on."""
         if not self._checked:
             await self.check()
-        if self.record.state.up:
+        if self.record.state.up or self._cannot is not None:
             # A model may have gone to sleep since the last check, and must not be woken.
             await self._identify(None)
         identity = self._identity
-        if not self.record.state.up or identity is None:
+        if identity is None:
             self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
         confirm, reason, model = False, None, self.record.model
@@ -165,7 +168,12 @@ class ServerWatch:
     def _take_failure(self, reason: Reason) -> None:
         """A round that could not begin: one failed probe, and no batch with a new sample."""
         self._busy_at = None
-        failed = {b: replace(r, success=False, reason=reason) for b, r in self.record.batches.items()}
+        # Where nothing was to be probed, the last probe's result stands.
+        skipped = reason.outcome is Outcome.SKIPPED
+        failed = {
+            b: replace(r, success=r.success if skipped else False, reason=reason)
+            for b, r in self.record.batches.items()
+        }
         self._count(reason, failed)
         self._log.warning("no probe", reason=reason.value)
         self.due = self._clocks.monotonic() + self._probing.interval
@@ -184,17 +192,23 @@ class ServerWatch:
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
             # Another model may come back.
-            self._identity = None
+            self._identity = self._cannot = None
         else:
             if state is ServerState.READY and was is ServerState.BUSY:
                 # Health does not tell whether users are served; only the next cycle does.
                 state = was
             if self.record.model is not None and self.record.model != model:
+                self._cannot = None
                 self._forget_samples()
+            if self._cannot is not None:
+                # It looks well, but the last probe found that it does not generate.
+                state = ServerState.UNSUPPORTED
             if not was.up and any(r.success is False for r in self.record.batches.values()):
                 # It is back.
                 self.due = self._clocks.monotonic()
-            self.record = replace(self.record, state=state, state_reason=None, slots=answer.props.slots, model=model)
+            self.record = replace(
+                self.record, state=state, state_reason=self._cannot, slots=answer.props.slots, model=model
+            )
             self._identity = answer
         if state is not was:
             self._log.info("state", state=state.value, was=was.value, reason=_value(self.record.state_reason))
@@ -218,6 +232,9 @@ class ServerWatch:
             spared = {b: replace(r, busy_seconds=r.busy_seconds + lost) for b, r in self.record.batches.items()}
             self.record = replace(self.record, state=ServerState.BUSY, batches=spared)
         self._busy_at = now if reason is Reason.BUSY else None
+        if reason in _CANNOT:
+            self._cannot = reason
+            self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason)
         old = self.record.batches[batch]
         if reason.outcome is Outcome.SKIPPED:
             # Nothing was probed: the last probe's result stands.
@@ -229,7 +246,7 @@ class ServerWatch:
 
     def _take_sample(self, sample: DecodeSample, seconds: float) -> bool:
         """Publishes a sample; True when it is the first below its threshold."""
-        self._busy_at = None
+        self._busy_at = self._cannot = None
         old = self.record.batches[sample.batch]
         footprint = self.record.model.footprint if self.record.model else None
         point = place(sample, footprint, self._roof(self.record.policy))
@@ -247,6 +264,7 @@ class ServerWatch:
         self.record = replace(
             self.record,
             state=ServerState.READY,
+            state_reason=None,
             succeeded=self.record.succeeded + 1,
             batches={**self.record.batches, sample.batch: new},
         )

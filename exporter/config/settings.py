@@ -127,7 +127,6 @@ class ProbeSettings(Section):
 # What the file format has but this version cannot do yet: the values it accepts, and what is missing.
 _NOT_YET: Mapping[str, tuple[tuple[str | None, ...], str]] = {
     "model": ((None,), "choosing a model of a router"),
-    "live": (("slots", "off"), "reading the server's own counters"),
     "sleep_idle": ((None,), "sparing a server that sleeps"),
 }
 _REFERENCES = {"cpu": ("auto", "read", "triad"), "gpu": ("auto", "sustained", "peak")}

@@ -115,6 +115,7 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot:
         decoded=max(0, _integer(_mapping(next_token).get("n_decoded")) or 0),
         tokens=tokens if tokens is None or tokens >= 0 else None,
         speculative=entry.get("speculative") is True,
+        prompt_done=_integer(entry.get("n_prompt_tokens_processed")),
     )
 
 

@@ -26,6 +26,8 @@ from exporter.measure.answers import (
     refusal,
     take_event,
 )
+from exporter.measure.counters import RESTART_HEADER, parse_counters
+from exporter.roofline.counters import Counters
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import Slot
@@ -79,6 +81,17 @@ class LlamaClient:
     async def slots(self, timeout: float) -> tuple[Slot, ...] | Reason:
         """GET /slots. It wakes a sleeping model: ask `props` first."""
         return await self._get("/slots", timeout, parse_slots)
+
+    async def counters(self, timeout: float, at: float) -> Counters | Reason:
+        """GET /metrics, asked at `at` (monotonic seconds). It resets two gauges; before b10519 it wakes a model."""
+
+        async def read(response: aiohttp.ClientResponse) -> Counters | Reason:
+            body = await _body(response)
+            if response.status != _OK:
+                return refusal(response.status, body)
+            return parse_counters(body or b"", response.headers.get(RESTART_HEADER), at)
+
+        return await self._ask("GET", "/metrics", timeout, read)
 
     async def complete(
         self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float

@@ -15,6 +15,7 @@ class Slot:
         decoded: Tokens generated for that request so far; builds from b10406 on set it to 0 when the request ends.
         tokens: Tokens that the slot's cache holds, prompt and generated.
         speculative: It drafts tokens, so that a step may give several.
+        prompt_done: Prompt tokens read for that request so far; None before b9276.
     """
 
     number: int
@@ -23,6 +24,7 @@ class Slot:
     decoded: int = 0
     tokens: int | None = None
     speculative: bool = False
+    prompt_done: int | None = None
 
 
 def busy(slots: Sequence[Slot]) -> int:

@@ -1,5 +1,6 @@
 """One watched server: its record, kept up to date by health checks and probe cycles."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,12 +9,15 @@ import structlog
 
 from exporter.config import ProbeSettings, ServerSettings
 from exporter.measure.model import ModelReader
-from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
-from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
+from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.roofline.ceiling import Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
+from exporter.roofline.live import LiveSample
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 from exporter.service.duty import DutyAccount
+from exporter.service.policy import policy_of
+from exporter.service.states import checked_state, live_state
 
 log = structlog.get_logger()
 
@@ -29,18 +33,6 @@ class Clocks:
 
     monotonic: Callable[[], float]
     unix: Callable[[], float]
-
-
-def policy_of(server: ServerSettings, machine_compute_peak: float | None = None) -> RoofPolicy:
-    """What the configuration says about the server's ceilings; the machine's compute peak is a CPU server's too."""
-    of_machine = machine_compute_peak if server.device == "cpu" else None
-    return RoofPolicy(
-        device=Device(server.device),
-        reference=None if server.reference == "auto" else CeilingSource(server.reference),
-        peak_bytes_per_second=server.peak_bandwidth,
-        sustained_fraction=server.sustained_fraction,
-        compute_flops_per_second=server.compute_peak or of_machine,
-    )
 
 
 class ServerWatch:
@@ -80,6 +72,9 @@ class ServerWatch:
         self._owed = list(probing.batches)
         self._round_cost = 0.0
         self._checked = False
+        self._stalled = False
+        self._generating = False
+        self._generated_at = -math.inf
         self._log = log.bind(server=settings.name)
         self.due = clocks.monotonic()
         self.record = Server(
@@ -118,7 +113,11 @@ class ServerWatch:
             began = self._clocks.monotonic()
             result: DecodeSample | Reason | None = await self._probe.ready(identity, batch)
             if result is None:
-                result = await self._probe.measure(identity, batch)
+                self._generating = True
+                try:
+                    result = await self._probe.measure(identity, batch)
+                finally:
+                    self._generating, self._generated_at = False, self._clocks.monotonic()
                 seconds = self._clocks.monotonic() - began
                 if isinstance(result, Reason):
                     # A server that hung was waited for, not worked: its neighbours must not pay for the whole wait.
@@ -136,6 +135,21 @@ class ServerWatch:
             if reason not in _LEAVE_ALONE:
                 self._owed.pop(0)
         self._plan(confirm=confirm, busy=reason is Reason.BUSY)
+
+    def probed_since(self, moment: float) -> bool:
+        """Whether the server worked for a probe of ours at or after `moment` (monotonic seconds)."""
+        return self._generating or self._generated_at >= moment
+
+    def take_live(self, sample: LiveSample | None, *, users: bool, stalled: bool) -> None:
+        """What was seen of users: new figures (None keeps the old, which grow stale), whether requests run, or hang."""
+        was, self._stalled = self.record.state, stalled
+        state = live_state(was, users=users, stalled=stalled)
+        self.record = replace(self.record, live=sample or self.record.live)
+        if state is not was:
+            reason = Reason.TIMEOUT if stalled else None
+            self.record = replace(self.record, state=state, state_reason=reason)
+            self._welcome(was)
+            self._log.info("state", state=state.value, was=was.value, reason=_value(reason))
 
     async def prefill(self) -> None:
         """Sends one long prompt, for the report; the daemon never does, for it would stall a user's first tokens."""
@@ -179,25 +193,27 @@ class ServerWatch:
         return answer
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
-        state, was, self._checked = state_of(answer), self.record.state, True
+        was, self._checked = self.record.state, True
+        state = checked_state(answer, was, stalled=self._stalled)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
             # Another model may come back.
             self._identity = None
         else:
-            if state is ServerState.READY and was is ServerState.BUSY:
-                # Health does not tell whether users are served; only the next cycle does.
-                state = was
             if self.record.model is not None and self.record.model != model:
                 self._forget_samples()
-            if not was.up and any(r.success is False for r in self.record.batches.values()):
-                # It is back.
-                self.due = self._clocks.monotonic()
-            self.record = replace(self.record, state=state, state_reason=None, slots=answer.props.slots, model=model)
+            why = Reason.TIMEOUT if state is ServerState.STALLED else None
+            self.record = replace(self.record, state=state, state_reason=why, slots=answer.props.slots, model=model)
             self._identity = answer
+            self._welcome(was)
         if state is not was:
             self._log.info("state", state=state.value, was=was.value, reason=_value(self.record.state_reason))
+
+    def _welcome(self, was: ServerState) -> None:
+        """A server that is back is probed at once, where the last probe failed."""
+        if self.record.state.up and not was.up and any(r.success is False for r in self.record.batches.values()):
+            self.due = self._clocks.monotonic()
 
     def _forget_samples(self) -> None:
         """Another model: what was measured of the old one is no longer true of this server."""
@@ -207,7 +223,7 @@ class ServerWatch:
             b: BatchRecord(threshold=r.threshold, last_success_timestamp=r.last_success_timestamp)
             for b, r in self.record.batches.items()
         }
-        self.record = replace(self.record, batches=fresh)
+        self.record = replace(self.record, batches=fresh, live=None)
         self._owed = list(fresh)
         self.due = self._clocks.monotonic()
 

@@ -13,6 +13,7 @@ from exporter.roofline.ceiling import (
 )
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.footprint import Attention, BytesSource, Footprint
+from exporter.roofline.live import LiveSample, LiveShare, LiveSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Host, HostInfo, Model, Server, ServerState, Snapshot, View, view
 
@@ -96,6 +97,17 @@ MODEL: Final = Model(
 """A step at batch B and depth 100 reads 600 MB + B x 2 MB and computes B x 2 GFLOP."""
 
 
+LIVE: Final = LiveSample(
+    source=LiveSource.SLOTS,
+    streams=1.5,
+    tokens_per_second=66.0,
+    step_seconds=10 / 440,
+    measured_at=NOW - 10,
+    shares=(LiveShare(1, 5.0, 220, 220, 100.0), LiveShare(2, 5.0, 440, 220, 300.0)),
+)
+"""Half of the time one stream, half of it two, at 44 steps/s."""
+
+
 def cpu_server(name: str = "local", model: Model = MODEL) -> Server:
     """Ready, with 4 slots: 20, 25 and 32 ms for a step of 1, 2 and 4 streams."""
     return Server(
@@ -114,6 +126,7 @@ def cpu_server(name: str = "local", model: Model = MODEL) -> Server:
         model=model,
         succeeded=9,
         counts={Reason.UNREACHABLE: 2, Reason.FOREIGN_REQUEST: 1, Reason.BUSY: 5},
+        live=LIVE,
     )
 
 
@@ -142,6 +155,7 @@ def gpu_server(name: str = "workstation") -> Server:
         ),
         succeeded=3,
         counts={Reason.TOO_FEW_SLOTS: 6},
+        live=LiveSample(LiveSource.METRICS, None, None, 0.011, NOW - 20),
     )
 
 

@@ -35,6 +35,8 @@ RAW = re.compile(
         | attention\.\d+\.(layers|kv_bytes_per_token|flops_per_token|window_tokens))
     | ceilings\.\d+\.(bytes_per_second|peak_fraction_ratio)
     | server_slots | server_compute_peak_flops_per_second\.\w+
+    | live_(streams|tokens_per_second|step_seconds)
+    | live\.shares\.\d+\.(streams|seconds|tokens|steps|depth_tokens)
     | probes_total | probe_interval_seconds | probe(s_skipped|s_rejected|_failures)_total\.\w+
     | batches\.\d+\.(batch|depth_tokens|steps|decode_step_seconds|decode_step_spread_ratio|decode_contended
         | decode_floor_ratio_threshold|decode_below_threshold_samples
@@ -85,6 +87,7 @@ class Server:
         if self.ridge:
             found["ridge_flops_per_byte"] = self.ridge
         found.update(self._sources())
+        found.update(self._live())
         for number, batch in enumerate(self.server["batches"]):
             found.update({f"batches.{number}.{name}": value for name, value in self._batch(batch).items()})
         found.update({f"verdict.{name}": value for name, value in self._verdict().items()})
@@ -188,6 +191,29 @@ class Server:
         if spent["overhead"] < 0:
             return {}
         return {f"decode_budget_seconds.{name}": value for name, value in spent.items()}
+
+    def _live(self) -> Figures:
+        """Users' traffic, from what it is the mean of; the server's own counters leave nothing to recompute."""
+        live = self.server.get("live")
+        if live is None or not (shares := live["shares"]):
+            return {}
+        seconds = sum(s["seconds"] for s in shares)
+        found: Figures = {
+            "live_streams": sum(s["streams"] * s["seconds"] for s in shares) / seconds,
+            "live_tokens_per_second": sum(s["tokens"] for s in shares) / seconds,
+        }
+        if any(s["steps"] is None for s in shares):
+            return found
+        found["live_step_seconds"] = seconds / sum(s["steps"] for s in shares)
+        if self.footprint is None or not self.reference or any(s["depth_tokens"] is None for s in shares):
+            return found
+        read = sum(
+            s["steps"] * (self._weights(s["streams"]) + (self._cache(s["streams"], s["depth_tokens"]) or 0))
+            for s in shares
+        )
+        if self.hard is None or read <= 1.05 * self.hard * seconds:
+            found["live_floor_ratio"] = read / (self.reference * seconds)
+        return found
 
     def _prefill(self) -> Figures:
         """The long prompt: every token but the last skips the head, and sees itself and those before it."""

@@ -114,6 +114,7 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot | None:
         tokens=tokens if tokens is None or tokens >= 0 else None,
         speculative=entry.get("speculative") is True,
         probe=None if seed is None else seed == PROBE_SEED,
+        prompt_done=integer(entry.get("n_prompt_tokens_processed")),
     )
 
 

@@ -9,7 +9,6 @@ request carries `autoload=false`: a router then refuses rather than loads.
 """
 
 import asyncio
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -29,8 +28,10 @@ from exporter.measure.answers import (
     refusal,
     take_event,
 )
+from exporter.measure.counters import RESTART_HEADER, parse_counters
 from exporter.measure.json_values import Json, loads
 from exporter.measure.listing import ListedModel, ModelSize, find_model, model_names, parse_first_size
+from exporter.roofline.counters import Counters
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import PROBE_SEED, Slot
@@ -102,15 +103,14 @@ class LlamaClient:
         """GET /slots. It wakes a sleeping model: ask `props` first."""
         return await self._get_of_model("/slots", timeout, parse_slots)
 
-    async def requests(self, timeout: float) -> int | Reason:
-        """How many requests the server works on or keeps waiting (GET /metrics, which resets two of its gauges)."""
+    async def counters(self, timeout: float, at: float) -> Counters | Reason:
+        """GET /metrics, asked at `at` (monotonic seconds). It resets two gauges; before b10519 it wakes a model."""
 
-        async def read(response: aiohttp.ClientResponse) -> int | Reason:
+        async def read(response: aiohttp.ClientResponse) -> Counters | Reason:
             body = await _body(response)
             if response.status != _OK:
                 return refusal(response.status, body)
-            counts = re.findall(rb"requests_(?:processing|deferred) (\d{1,9})\b", body or b"")
-            return sum(map(int, counts)) if counts else Reason.BAD_ANSWER
+            return parse_counters(body or b"", response.headers.get(RESTART_HEADER), at)
 
         return await self._ask("GET", "/metrics", timeout, read)
 

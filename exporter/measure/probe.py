@@ -265,8 +265,8 @@ class DecodeProbe:
         # Every slot is ours, or not shown: who waits is counted in the metrics alone.
         if not identity.props.has_metrics_endpoint:
             return False
-        requests = await self.client.requests(GLANCE_SECONDS)
-        return not isinstance(requests, Reason) and requests > batch
+        counters = await self.client.counters(GLANCE_SECONDS, self._clock())
+        return not isinstance(counters, Reason) and counters.processing + counters.deferred > batch
 
     async def _witnessed(self, identity: Identity, streams: Sequence[Stream]) -> bool | Reason:
         """Whether the slots bear witness that nobody else was served meanwhile; a reason when somebody was."""
@@ -278,10 +278,13 @@ class DecodeProbe:
             return False
         own = {s.slot for s in streams if s.slot is not None}
         self.manners.see_slots(after, own)
-        if busy(after) or (isinstance(before, tuple) and touched(before, after, own)):
+        if busy(after):
             return Reason.FOREIGN_REQUEST
-        tell = all(slot.task is not None for slot in after if slot.number in own)
-        return isinstance(before, tuple) and bool(own) and tell
+        if not isinstance(before, tuple) or len(own) < len(streams):
+            return False
+        if touched(before, after, own):
+            return Reason.FOREIGN_REQUEST
+        return all(slot.task is not None for slot in after if slot.number in own)
 
     async def _look(self, identity: Identity) -> tuple[Slot, ...] | Reason | None:
         """The slots, or None where the server does not show them."""

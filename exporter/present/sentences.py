@@ -92,6 +92,7 @@ def server_lines(s: ServerView) -> Iterable[str]:
         if model.file_mismatch:
             yield "The model file that was found is not the server's model: its bytes or parameters differ."
     yield from _roof_line(s)
+    yield from _live_line(s)
 
 
 def _roof_line(s: ServerView) -> Iterable[str]:
@@ -104,6 +105,19 @@ def _roof_line(s: ServerView) -> Iterable[str]:
     if roof.ridge_flops_per_byte is not None:
         facts.append(f"ridge {three_digits(roof.ridge_flops_per_byte)} FLOP/byte")
     yield f"Roof: {', '.join(facts)}"
+
+
+def _live_line(s: ServerView) -> Iterable[str]:
+    if s.live is None:
+        return
+    sample, ratio = s.live.sample, s.live.floor_ratio
+    facts = [
+        *([f"{three_digits(sample.streams)} streams"] if sample.streams is not None else []),
+        *([f"{three_digits(sample.tokens_per_second)} tokens/s"] if sample.tokens_per_second is not None else []),
+        *([f"{three_digits(sample.step_seconds * 1e3)} ms a step"] if sample.step_seconds is not None else []),
+        *([f"floor ratio {three_digits(ratio)}"] if ratio is not None else []),
+    ]
+    yield f"Users' own traffic: {', '.join(facts)}"
 
 
 def _marked(source: CeilingSource, reference: CeilingSource) -> str:

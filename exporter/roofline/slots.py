@@ -21,6 +21,7 @@ class Slot:
         tokens: Tokens that the slot's cache holds, prompt and generated.
         speculative: It drafts tokens, so that a step may give several.
         probe: The request was a probe's; None where the server does not tell what was asked for.
+        prompt_done: Prompt tokens read for that request so far; None before b9276.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Slot:
     tokens: int | None = None
     speculative: bool = False
     probe: bool | None = None
+    prompt_done: int | None = None
 
 
 def busy(slots: Sequence[Slot]) -> int:

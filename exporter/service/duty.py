@@ -11,8 +11,8 @@ _MOMENT: Final = 0.001
 class DutyAccount:
     """Keeps what probes took, and says when the next one may begin.
 
-    Only time in which a server generated for us is charged; asking and waiting cost it nothing. In no hour do probes take
-    more than `limit` of it, but for the one probe that reached it.
+    Only time in which a server generated for us is charged; asking and waiting cost it nothing. In no hour do probes
+    take more than `limit` of it, but for the one probe that reached it.
 
     Args:
         limit: The part of the time, 0..1.

@@ -1,5 +1,6 @@
 """Sample snapshots for the tests of what is shown. `NOW` and `WALL_NOW` are the same moment on two clocks."""
 
+from dataclasses import replace
 from typing import Final
 
 from exporter.roofline.ceiling import (
@@ -131,7 +132,7 @@ def cpu_server(name: str = "local", model: Model = MODEL) -> Server:
 
 
 def gpu_server(name: str = "workstation") -> Server:
-    """A GPU of 640 GB/s with 1 slot: only batch 1 measured; its bytes are the server's own figures."""
+    """A GPU of 640 GB/s with 1 slot: only batch 1 measured, its drafts in vain; its bytes are the server's figures."""
     return Server(
         name=name,
         policy=RoofPolicy(device=Device.GPU, peak_bytes_per_second=640e9),
@@ -139,7 +140,7 @@ def gpu_server(name: str = "workstation") -> Server:
         check_interval_seconds=15.0,
         checked_at=NOW - 5,
         batches={
-            1: record(1, 0.010),
+            1: replace(record(1, 0.010), sample=replace(sample(1, 0.010), speculative=True)),
             2: BatchRecord(success=False, reason=Reason.TOO_FEW_SLOTS),
             4: BatchRecord(success=False, reason=Reason.TOO_FEW_SLOTS),
         },

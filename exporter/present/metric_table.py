@@ -217,6 +217,11 @@ DECODE: Final = (
         lambda p: p.sample.step_seconds,
     ),
     of_point(
+        "decode_speculative_tokens_per_step",
+        f"Tokens that a step gave each stream where the server drafts tokens; absent where it does not. {_CACHED}",
+        lambda p: p.sample.tokens_per_step if p.sample.speculative else None,
+    ),
+    of_point(
         "decode_step_spread_ratio",
         f"Interquartile range of the single step times / their median, ratio. {_CACHED}",
         lambda p: p.sample.step_spread_ratio,

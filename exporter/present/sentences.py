@@ -7,6 +7,7 @@ from exporter.present.study import Row, Standing, rows, standing, suggested_floo
 from exporter.present.words import (
     BOUNDS,
     BYTES_SOURCES,
+    DOUBTS,
     PREDICTIONS,
     PREDICTIONS_NEED,
     REASONS,
@@ -147,6 +148,12 @@ def _row_notes(row: Row) -> Iterable[str]:
         )
     if row.point.sample.contended:
         yield "contended, other processes wanted the processors meanwhile"
+    if row.point.sample.speculative:
+        gain = three_digits(row.point.sample.tokens_per_step)
+        yield (
+            f"speculative, {gain} tokens a step: steps and floor are the model's own, and what drafting reads and"
+            " computes is not counted"
+        )
     if why is not None:
         yield f"an earlier sample is shown; since then {why}"
 
@@ -239,6 +246,9 @@ def _evidence(s: ServerView) -> Iterable[str]:
         f"each stream more, up to batch {batch}, costs {three_digits(verdict.growth)} of batch 1's step"
         f" ({COMPUTE_BOUND_GROWTH:g} or more is compute-bound, {OVERHEAD_BOUND_GROWTH:g} or less overhead-bound)"
     )
+    if verdict.doubt is not None:
+        yield DOUBTS[verdict.doubt].format(batch=batch)
+        return
     if verdict.compute_share is not None and verdict.bound is not Bound.COMPUTE:
         yield (
             f"computing at its peak would take {three_digits(verdict.compute_share)} of batch {batch}'s step"

@@ -171,13 +171,14 @@ def _attention(attention: Attention, layers: int) -> JsonObject:
 
 def _verdict(verdict: Verdict) -> JsonObject:
     """The bound, the known figures that it rests on, the judged predictions and what would help."""
-    evidence: dict[str, int | float | None] = {
+    evidence: dict[str, int | float | str | None] = {
         "largest_batch": verdict.largest_batch,
         "floor_ratio": verdict.floor_ratio,
         "growth_ratio": verdict.growth,
         "compute_ratio": verdict.compute_share,
         "above_ceiling_ratio": verdict.above_ceiling_ratio,
         "ridge_crossed_at_batch": verdict.crosses_ridge_at,
+        "doubt": verdict.doubt,
     }
     return {
         "bound": verdict.bound,

@@ -67,4 +67,4 @@ BUILDS: dict[str, dict[str, Any]] = {
 
 def behaviour_of(build: str, **changes: Any) -> Behaviour:
     """A healthy server of that build, with some changes."""
-    return Behaviour(**{"build": f"{build.split()[0]}-0123abc", **BUILDS[build], **changes})
+    return Behaviour(**{"build": f"{build.split(maxsplit=1)[0]}-0123abc", **BUILDS[build], **changes})

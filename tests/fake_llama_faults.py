@@ -178,6 +178,10 @@ _READY: dict[str, Case] = {
     ),
 }
 
+_NAN, _INF = float("nan"), float("inf")
+_NO_MILLISECONDS: list[Any] = [None, _NAN, _INF, -_INF, 0.0, -1.0, 1e-9, 1e12, "12.5", True, [], {}, 2**63]
+_NO_COUNTS: list[Any] = [None, _NAN, _INF, "20", True, 2.5, 2**63, 10**400]
+
 # While it generates.
 _STREAM: dict[str, Case] = {
     "a decode that fails": Case(Reason.SERVER_ERROR, at("/completion", "500")),
@@ -229,28 +233,8 @@ _STREAM: dict[str, Case] = {
     "timings as a list": Case(
         Reason.BAD_TIMINGS, at("/completion", _events(*({**_FINAL, "index": i, "timings": [1]} for i in (0, 1))))
     ),
-    **{
-        f"predicted_ms {value!r}"[:40]: Case(Reason.BAD_TIMINGS, _timed(predicted_ms=value))
-        for value in (
-            None,
-            float("nan"),
-            float("inf"),
-            float("-inf"),
-            0.0,
-            -1.0,
-            1e-9,
-            1e12,
-            "12.5",
-            True,
-            [],
-            {},
-            2**63,
-        )
-    },
-    **{
-        f"predicted_n {value!r}"[:40]: Case(Reason.BAD_TIMINGS, _timed(predicted_n=value))
-        for value in (None, float("nan"), "20", True, 2.5, 2**63, 10**400)
-    },
+    **{f"predicted_ms {v!r}"[:40]: Case(Reason.BAD_TIMINGS, _timed(predicted_ms=v)) for v in _NO_MILLISECONDS},
+    **{f"predicted_n {v!r}"[:40]: Case(Reason.BAD_TIMINGS, _timed(predicted_n=v)) for v in _NO_COUNTS},
     "no tokens at all": Case(Reason.WRONG_LENGTH, _timed(predicted_n=0)),
     "fewer than none": Case(Reason.WRONG_LENGTH, _timed(predicted_n=-20)),
 }

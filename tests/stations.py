@@ -98,7 +98,7 @@ async def station(
     servers: Sequence[dict[str, object]],
     empty: Path,
     *,
-    timeout: float = 1.0,
+    timeout: float = 20.0,
     seconds: float = 0.3,
     batches: Sequence[int] = (1, 2),
     clocks: Clocks = CLOCKS,

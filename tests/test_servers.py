@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import ssl
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from fake_llama import Behaviour, FakeLlama, Intruder, RouterModel
 from fake_llama_answers import Model
 from fake_llama_builds import BUILDS, behaviour_of
-from real import missing
+from odd_llama import odd_llama
+from processes import free_port
+from real import missing, require
 from stations import Station, station
 
 from exporter.config import Settings
@@ -249,26 +252,26 @@ async def test_one_slot_and_small_contexts(tmp_path: Path) -> None:
 
 async def test_unified_and_split_caches(tmp_path: Path) -> None:
     """A pool that the streams outgrow together fails them all; a batch that fits is measured."""
-    async with FakeLlama(Behaviour(kv_cells=60, step_seconds=lambda _: STEP)) as fake:
-        async with watching(fake, tmp_path) as running:
-            await running.scheduler.run_once()
-            assert set(measured(running)) == {1}
-            assert running.server.counts == {Reason.SERVER_ERROR: 1}
+    small = Behaviour(kv_cells=60, step_seconds=lambda _: STEP)
+    async with FakeLlama(small) as fake, watching(fake, tmp_path) as running:
+        await running.scheduler.run_once()
+        assert set(measured(running)) == {1}
+        assert running.server.counts == {Reason.SERVER_ERROR: 1}
     for split in (False, True):
-        async with FakeLlama(Behaviour(split_kv=split, step_seconds=lambda _: STEP)) as fake:
-            async with watching(fake, tmp_path, batches=(1, 2, 4)) as running:
-                await running.scheduler.run_once()
-                assert measured(running) == pytest.approx({1: STEP, 2: STEP, 4: STEP})
+        behaviour = Behaviour(split_kv=split, step_seconds=lambda _: STEP)
+        async with FakeLlama(behaviour) as fake, watching(fake, tmp_path, batches=(1, 2, 4)) as running:
+            await running.scheduler.run_once()
+            assert measured(running) == pytest.approx({1: STEP, 2: STEP, 4: STEP})
 
 
 async def test_a_speculative_server_gives_no_number_that_takes_tokens_for_steps(tmp_path: Path) -> None:
-    async with FakeLlama(Behaviour(accepted=(2, 0, 3), step_seconds=lambda _: STEP)) as fake:
-        async with watching(fake, tmp_path) as running:
-            await running.scheduler.run_once()
-            found = measured(running)
-            assert found or running.server.counts == {Reason.SPECULATIVE: 2}
-            for step in found.values():
-                assert step == pytest.approx(STEP, rel=0.03)
+    behaviour = Behaviour(accepted=(2, 0, 3), step_seconds=lambda _: STEP)
+    async with FakeLlama(behaviour) as fake, watching(fake, tmp_path) as running:
+        await running.scheduler.run_once()
+        found = measured(running)
+        assert found or running.server.counts == {Reason.SPECULATIVE: 2}
+        for step in found.values():
+            assert step == pytest.approx(STEP, rel=0.03)
 
 
 # builds
@@ -404,7 +407,7 @@ async def test_every_request_has_a_connection_of_its_own(tmp_path: Path) -> None
         assert len({r.peer for r in fake.requests}) == len(fake.requests) > 5
 
 
-async def test_a_short_user_within_our_completion_costs_steps(tmp_path: Path) -> None:
+async def test_a_short_user_within_our_completion_costs_steps() -> None:
     """The fake's users come and go unseen by GET /slots before and after; what they leave is a task in a slot."""
     async with FakeLlama(Behaviour(intruders=(Intruder(at_token=10, tokens=5),))) as fake:
         async with open_session(fake.url, None) as session:
@@ -423,10 +426,61 @@ async def test_a_short_user_within_our_completion_costs_steps(tmp_path: Path) ->
         assert tasks[1] == tasks[0] + 1
 
 
-async def test_identity_of_a_plain_server_needs_no_list(tmp_path: Path) -> None:
-    assert tmp_path.exists()
+async def test_identity_of_a_plain_server_needs_no_list() -> None:
     async with FakeLlama() as fake, open_session(fake.url, None) as session:
         found = await identify(LlamaClient(session, fake.url, None))
         assert isinstance(found, Identity)
         assert state_of(found) is ServerState.READY
         assert fake.asked("/models") == 0
+
+
+# the real server
+
+
+@pytest.fixture
+def needs_xllamacpp() -> None:
+    require(importlib.util.find_spec("xllamacpp"), "xllamacpp is not installed")
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("needs_xllamacpp")
+async def test_a_real_server_with_prefix_key_and_embeddings(real_model: Path, tmp_path: Path) -> None:
+    """Builds of 2026 generate with --embeddings too; the prefix' trap is there as the source said."""
+    key, port = tmp_path / "key", free_port()
+    key.write_text("secret")
+    switches = {"hostnames": ["127.0.0.1"], "port": port, "api_prefix": "/x", "api_keys": ["secret"], "embedding": True}
+    with odd_llama(real_model, **switches, n_ctx=1024, n_parallel=2) as address:
+        assert address
+        url = f"http://127.0.0.1:{port}"
+        faults: list[tuple[dict[str, object], Reason]] = [
+            ({"url": url, "api_key_file": key}, Reason.NOT_LLAMA),
+            ({"url": url + "/x"}, Reason.UNAUTHORIZED),
+            ({"url": url + "/x", "api_key_file": key, "model": "nothing of it"}, Reason.UNKNOWN_MODEL),
+        ]
+        for keys, reason in faults:
+            async with station([keys], tmp_path) as running:
+                await running.watches[0].check()
+                assert running.server.state_reason is reason
+        async with station([{"url": url + "/x", "api_key_file": key}], tmp_path, timeout=60, batches=(1,)) as running:
+            await running.watches[0].cycle()
+            assert running.server.counts == {}
+            assert set(measured(running)) == {1}
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("needs_xllamacpp")
+async def test_a_real_server_on_a_socket_with_one_small_slot_and_a_strange_name(
+    real_model: Path, tmp_path: Path
+) -> None:
+    socket, alias = tmp_path / "llama.sock", 'a"b\\c{d="e"}\nf\U0001d11e'
+    switches = {"hostnames": [str(socket)], "port": 0, "model_alias": [alias], "n_ctx": 256, "n_parallel": 1}
+    with odd_llama(real_model, **switches) as address:
+        assert address.startswith("unix:")
+        # The name is the plain server's own, so a configuration may give it; YAML has no line breaks in names.
+        async with station([{"url": f"unix:{socket}"}], tmp_path, timeout=60) as running:
+            await running.watches[0].cycle()
+            assert running.server.counts == {Reason.TOO_FEW_SLOTS: 1}
+            assert set(measured(running)) == {1}
+            samples, _ = await running.scrape()
+            (labels,) = (dict(labels) for name, labels in samples if name == "roofline_model_info")
+            assert labels["model"] == alias.replace("\n", "\N{REPLACEMENT CHARACTER}")

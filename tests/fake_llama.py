@@ -159,13 +159,17 @@ class FakeLlama:
             return _json(answers.NOT_FOUND, 404)
         return response
 
-    async def _broken(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+    async def _broken(self, request: web.Request, fault: str) -> web.StreamResponse:
+        if fault.startswith("redirect "):
+            _, status, target = fault.split()
+            return web.Response(status=int(status), headers={"Location": target})
         whole = {
             "html": web.Response(text=_HTML, content_type="text/html", status=502),
             "html_ok": web.Response(text=_HTML, content_type="text/html"),
             "redirect": web.Response(status=302, headers={"Location": "/login"}),
             "wrong_type": _json({"id": "no list"} if request.path == "/slots" else [1, "two", None]),
             "garbage": web.Response(text='{"default_generation_settings":{"par', content_type="application/json"),
+            "404": _json(answers.NOT_FOUND, 404),
             "500": _json(answers.error(500, "server_error", "Compute error."), 500),
         }
         if fault in whole:

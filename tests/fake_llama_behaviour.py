@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fake_llama_answers import Json
 
-Fault = Literal["html", "html_ok", "redirect", "wrong_type", "garbage", "hang", "slow", "drop", "500"]
+Fault = Literal["html", "html_ok", "redirect", "wrong_type", "garbage", "hang", "slow", "drop", "404", "500"]
 Phase = Literal["before", "during", "after"]
 
 
@@ -96,8 +96,8 @@ class Behaviour:
     models_while_loading: bool = False  # b5380 to b7507: 200 without figures
     metrics_quoted: bool = False  # b7090 to b7190
     metrics_without: frozenset[str] = frozenset()
-    # broken transports, by path; "*" is every path
-    faults: dict[str, Fault | Raw] = field(default_factory=dict)
+    # broken transports, by path; "*" is every path; "redirect STATUS URL" is one too
+    faults: dict[str, Fault | Raw | str] = field(default_factory=dict)
     # completions that are not what was asked
     stop_after: int | None = None  # fewer tokens than n_predict
     stop_type: str = "limit"

@@ -119,6 +119,9 @@ class Engine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        # A server that starts again remembers nothing.
+        self._slots, self._waiting, self._running, self._counters = {}, [], [], Counters()
+        self._next_task = self._released = 0
 
     def views(self) -> list[answers.SlotView]:
         """The slots as /slots shows them, without other people's requests."""

@@ -14,6 +14,7 @@ from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import PROBE_SEED, Slot
 
+_LEAST_MS: Final = 1e-3
 _ROUTER_REFUSALS: Final = {
     "model name is missing from the request": Reason.MODEL_NOT_NAMED,
     "model is not loaded": Reason.MODEL_UNLOADED,
@@ -176,7 +177,7 @@ def finished_stream(tokens: StreamTokens) -> Stream:
     return Stream(
         slot=integer(final.get("id_slot")),
         predicted=integer(timings.get("predicted_n")),
-        predicted_ms=milliseconds(timings.get("predicted_ms")),
+        predicted_ms=_generation_ms(timings.get("predicted_ms")),
         prompt=integer(timings.get("prompt_n")),
         cached=integer(timings.get("cache_n")),
         drafted=integer(timings.get("draft_n")),
@@ -188,3 +189,9 @@ def finished_stream(tokens: StreamTokens) -> Stream:
         last_event=tokens.last_event,
         prompt_ms=milliseconds(timings.get("prompt_ms")),
     )
+
+
+def _generation_ms(value: Json) -> float | None:
+    """The server counts in microseconds, one at least; a smaller figure is not its own."""
+    found = milliseconds(value)
+    return found if found is not None and found >= _LEAST_MS else None

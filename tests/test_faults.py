@@ -8,6 +8,7 @@ import math
 import re
 import time
 import tracemalloc
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,8 @@ async def test_a_fault_has_its_reason_and_gives_no_number(
                 kind = {Outcome.FAILED: "failures", Outcome.REJECTED: "rejected", Outcome.SKIPPED: "skipped"}
                 metric = f"roofline_probe{'s' * (reason.outcome is not Outcome.FAILED)}_{kind[reason.outcome]}_total"
                 assert samples[metric, frozenset({("server", "s0"), ("reason", reason.value)})] == 1
+                for path in ("/", "/api/v1/snapshot", "/api/v1/snapshot?format=markdown"):
+                    assert (await running.web.get(path)).status == 200
         if slowest[-1] < METRICS_SECONDS:
             break
     assert min(slowest) < METRICS_SECONDS
@@ -136,6 +139,24 @@ def test_every_reason_that_a_probe_can_give_is_provoked() -> None:
     assert {reason.name for reason in probing - by_table} <= named
     remembered = {Reason.GAVE_WAY, Reason.KEEPS_AWAKE, Reason.CACHE_IN_USE, Reason.SLOTS_IN_USE}
     assert probing - by_table <= remembered | {Reason.SCATTERED_SLOTS, Reason.UNREACHABLE}
+
+
+async def test_a_healthy_server_among_faulty_ones_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty servers, each broken in its own way, and one that is well."""
+    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 2.0)
+    names = [name for name, case in FAULTS.items() if not case.keys][::3][:40]
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(FakeLlama(FAULTS[name].behaviour())) for name in names]
+        fakes.append(await stack.enter_async_context(FakeLlama()))
+        servers: list[dict[str, object]] = [{"url": fake.url} for fake in fakes]
+        running = await stack.enter_async_context(station(servers, tmp_path, timeout=2, batches=(2,)))
+        await scraped_during(running, running.scheduler.run_once())
+        samples, _ = await running.scrape()
+        for name, watch in zip(names, running.watches, strict=False):
+            assert set(watch.record.counts) <= {FAULTS[name].reason, Reason.TIMEOUT, *FAULTS[name].also}, name
+            assert watch.record.succeeded == 0, name
+        measured = {dict(labels)["server"] for name, labels in samples if name == "roofline_decode_step_seconds"}
+        assert measured == {f"s{len(names)}"}
 
 
 @pytest.mark.parametrize("name", ["tokens without end", "a body that never ends", "an error that never ends"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_llama_answers import Model
-from fake_llama_behaviour import Behaviour, Intruder, Raw, RouterModel
+from fake_llama_behaviour import Behaviour, Raw, RouterModel
 
 from exporter.roofline.reason import Reason
 
@@ -97,6 +97,12 @@ _IDENTITY: dict[str, Case] = {
     "a redirect": Case(Reason.HTTP_ERROR, at("*", "redirect")),
     "too many requests": Case(Reason.HTTP_ERROR, at("*", answer(b"slow down", status="429 Too Many Requests"))),
     "a proxy knows no such method": Case(Reason.HTTP_ERROR, at("*", answer(HTML, status="501 Not Implemented"))),
+    "another protocol": Case(
+        Reason.HTTP_ERROR, at("*", b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
+    ),
+    "hints without end": Case(
+        Reason.TIMEOUT, at("/props", Raw((b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", 0.001), repeat=True))
+    ),
     "no content": Case(Reason.HTTP_ERROR, at("*", b"HTTP/1.1 204 No Content\r\n\r\n")),
     "a compute error": Case(Reason.SERVER_ERROR, at("/health", "500")),
     "hangs": Case(Reason.TIMEOUT, at("*", "hang")),
@@ -253,6 +259,9 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "no length": at("/props", b"HTTP/1.1 200 OK\r\n\r\n" + props()),
     "an old protocol": at("/props", b"HTTP/1.0 200 OK\r\n\r\n" + props()),
     "chunks of one byte": at("/props", chunked(props(), size=1)),
+    "hints first": at("/props", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + answer(props())),
+    "a word to go on first": at("/props", b"HTTP/1.1 100 Continue\r\n\r\n" + answer(props())),
+    "drops what it said it keeps": at("/props", answer(props(), "Connection: keep-alive", "Keep-Alive: timeout=5")),
     "trailers": at("/props", chunked(props(), end=b"0\r\nX-Checksum: 1\r\n\r\n")),
     "twice, the last of them right": at("/props", answer(b'{"total_slots": -1, ' + props()[1:])),
     "slots as a whole float": at("/props", answer(props(total_slots=4.0))),

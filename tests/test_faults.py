@@ -7,6 +7,8 @@ import asyncio
 import math
 import re
 import time
+import tracemalloc
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +85,8 @@ async def test_a_fault_has_its_reason_and_gives_no_number(
                 kind = {Outcome.FAILED: "failures", Outcome.REJECTED: "rejected", Outcome.SKIPPED: "skipped"}
                 metric = f"roofline_probe{'s' * (reason.outcome is not Outcome.FAILED)}_{kind[reason.outcome]}_total"
                 assert samples[metric, frozenset({("server", "s0"), ("reason", reason.value)})] == 1
+                for path in ("/", "/api/v1/snapshot", "/api/v1/snapshot?format=markdown"):
+                    assert (await running.web.get(path)).status == 200
         if slowest[-1] < METRICS_SECONDS:
             break
     assert min(slowest) < METRICS_SECONDS
@@ -135,6 +139,56 @@ def test_every_reason_that_a_probe_can_give_is_provoked() -> None:
     assert {reason.name for reason in probing - by_table} <= named
     remembered = {Reason.GAVE_WAY, Reason.KEEPS_AWAKE, Reason.CACHE_IN_USE, Reason.SLOTS_IN_USE}
     assert probing - by_table <= remembered | {Reason.SCATTERED_SLOTS, Reason.UNREACHABLE}
+
+
+async def test_a_healthy_server_among_faulty_ones_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty servers, each broken in its own way, and one that is well."""
+    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 2.0)
+    names = [name for name, case in FAULTS.items() if not case.keys][::3][:40]
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(FakeLlama(FAULTS[name].behaviour())) for name in names]
+        fakes.append(await stack.enter_async_context(FakeLlama()))
+        servers: list[dict[str, object]] = [{"url": fake.url} for fake in fakes]
+        running = await stack.enter_async_context(station(servers, tmp_path, timeout=2, batches=(2,)))
+        await scraped_during(running, running.scheduler.run_once())
+        samples, _ = await running.scrape()
+        for name, watch in zip(names, running.watches, strict=False):
+            assert set(watch.record.counts) <= {FAULTS[name].reason, Reason.TIMEOUT, *FAULTS[name].also}, name
+            assert watch.record.succeeded == 0, name
+        measured = {dict(labels)["server"] for name, labels in samples if name == "roofline_decode_step_seconds"}
+        assert measured == {f"s{len(names)}"}
+
+
+@pytest.mark.parametrize("name", ["tokens without end", "a body that never ends", "an error that never ends"])
+async def test_what_never_ends_is_left_before_its_time_is_up(name: str) -> None:
+    async with FakeLlama(FAULTS[name].behaviour()) as fake, open_session(fake.url, None) as session:
+        client = LlamaClient(session, fake.url, None)
+        async with asyncio.timeout(30):
+            found = await (client.props(120) if "body" in name else client.complete([[1, 2]], 16, 120))
+        assert found is FAULTS[name].reason
+
+
+@pytest.mark.parametrize("name", ["a packed bomb", "packed events", "three million brackets", "a deep event"])
+async def test_a_small_answer_does_not_take_much_memory(name: str) -> None:
+    async with FakeLlama(FAULTS[name].behaviour()) as fake, open_session(fake.url, None) as session:
+        client = LlamaClient(session, fake.url, None)
+        tracemalloc.start()
+        try:
+            assert await client.props(20) is not None
+            assert await client.complete([[1, 2], [3, 4]], 16, 20) is not None
+            assert tracemalloc.get_traced_memory()[1] < 24 << 20
+        finally:
+            tracemalloc.stop()
+
+
+async def test_cookies_are_not_kept() -> None:
+    async with FakeLlama(Behaviour(**HARMLESS["cookies"])) as fake:
+        url = fake.url.replace("127.0.0.1", "localhost")  # no cookie is kept of a bare address anyway
+        async with open_session(url, None) as session:
+            client = LlamaClient(session, url, None)
+            for _ in range(2):
+                assert isinstance(await client.props(20), Props)
+        assert not any("cookie" in request.headers for request in fake.requests)
 
 
 async def test_a_server_that_restarts_within_a_probe(tmp_path: Path) -> None:

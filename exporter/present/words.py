@@ -25,8 +25,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.HTTP_ERROR: "the server refused the request; check the url, a proxy before it, and the server's log",
         Reason.BAD_ANSWER: "the answer is not what llama-server sends; check for a proxy, or a very old or new build",
         Reason.SERVER_ERROR: "the server met an error while decoding; see its log",
-        Reason.NOT_SUPPORTED: "the server does not generate text, or that was switched off; an embeddings or reranking"
-        " server cannot be measured",
+        Reason.NOT_SUPPORTED: "the server says that it does not offer this; one for embeddings or reranking cannot be"
+        " measured, and --slots and --metrics switch endpoints on",
         Reason.MODEL_NOT_NAMED: "this is a router; name one of its models with model: in the configuration",
         Reason.UNKNOWN_MODEL: "the server has no model of that name; the exporter's log lists its models, write one of"
         " them at model:",

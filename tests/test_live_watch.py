@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fake_llama import Behaviour, FakeLlama, Phase
+from fake_llama_answers import Model
 from test_scheduler import Bench, ManualTime, bench
 
 from exporter.config import ServerSettings
@@ -330,3 +331,45 @@ async def test_what_hangs_in_the_loop_grows_stale(tmp_path: Path) -> None:
         assert server.live is None
         assert server.server.state is ServerState.UNREACHABLE
         assert not s.bench.scheduler.healthy()
+
+
+async def test_what_was_seen_of_another_model_is_forgotten_with_it(tmp_path: Path) -> None:
+    async with scene(tmp_path, Behaviour(foreign=HERE)) as s:
+        await s.follow(20)
+        assert s.seen() is not None
+        s.fake.behaviour.model = Model(alias="other", size=123456789, n_params=1000)
+        await s.bench.watch.check()
+        await s.live.tick()
+        assert s.seen() is None
+        await s.follow(10)
+        assert s.seen() is not None
+
+
+async def test_after_a_failure_the_next_health_check_tells_who_is_there(tmp_path: Path) -> None:
+    async with scene(tmp_path, Behaviour(foreign=HERE)) as s:
+        await s.follow(5)
+        s.fake.behaviour.faults = {"/slots": "drop"}
+        await s.live.tick()
+        s.fake.behaviour.faults = {}
+        before = s.fake.asked("/slots")
+        await s.follow(10)
+        assert s.fake.asked("/slots") == before
+        await s.bench.watch.check()
+        await s.follow(10)
+        assert s.fake.asked("/slots") > before
+
+
+async def test_a_poll_that_is_not_answered_does_not_end_a_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("probe", "live"):
+        monkeypatch.setattr(f"exporter.measure.{module}.ASK_TIMEOUT", 0.1)
+    async with scene(tmp_path, Behaviour(foreign=HERE)) as s:
+        await s.follow(5)
+        s.fake.behaviour.faults = {"*": "hang"}
+        await s.bench.watch.check()
+        await s.live.tick()
+        assert s.bench.state() == "stalled"
+        s.fake.behaviour.faults = {}
+        await s.live.tick()
+        assert s.bench.state() == "busy"

@@ -1,6 +1,7 @@
 """Following a server's users: when it is asked and when not, what the watch learns, and stalls."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -373,3 +374,34 @@ async def test_a_poll_that_is_not_answered_does_not_end_a_stall(
         s.fake.behaviour.faults = {}
         await s.live.tick()
         assert s.bench.state() == "busy"
+
+
+async def test_a_measuring_loop_that_hangs_is_seen_though_health_checks_go_on(tmp_path: Path) -> None:
+    """Kernels that never return: what was measured expires, and the exporter is not healthy."""
+    async with scene(tmp_path) as s:
+        b = s.bench
+        snapshot = await b.scheduler.run_once()
+        assert view(snapshot, b.time.now).servers[0].points
+        release, measuring, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+        def hang() -> None:
+            loop.call_soon_threadsafe(measuring.set)
+            release.wait(30)
+
+        b.meter.during = hang
+        b.time.now += 3600
+        running = asyncio.create_task(b.scheduler.run())
+        try:
+            async with asyncio.timeout(10):
+                await measuring.wait()
+            assert b.scheduler.healthy(), "a run is given its time"
+            b.time.now += 600
+            await b.watch.check()
+            assert not b.scheduler.healthy()
+            (server,) = view(b.scheduler._freeze(), b.time.now).servers
+            assert server.server.state.up
+            assert not server.points
+        finally:
+            release.set()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import fake_llama_answers as answers
 from aiohttp import web
+from fake_llama_behaviour import Behaviour, Fault, Intruder, Phase, Raw, RouterModel
 from fake_llama_engine import Engine, Stream
 
 if TYPE_CHECKING:
@@ -27,58 +28,9 @@ if TYPE_CHECKING:
 
     from fake_llama_answers import Json
 
-Fault = Literal["html", "html_ok", "redirect", "wrong_type", "garbage", "hang", "slow", "drop", "500"]
-Phase = Literal["before", "during", "after"]
+__all__ = ["Behaviour", "FakeLlama", "Fault", "Intruder", "Phase", "Raw", "Received", "RouterModel"]
+
 _HTML = "<html><head><title>502 Bad Gateway</title></head><body><h1>502</h1>nginx</body></html>"
-
-
-@dataclass
-class Behaviour:
-    """Everything that can be switched. The defaults are a healthy, idle server with four slots."""
-
-    # the machine
-    step_seconds: Callable[[int], float] = lambda batch: 0.01 + 0.002 * batch
-    prompt_seconds: float = 0.03  # of the batch that holds new prompts
-    split_kv: bool = False  # slots that are not adjacent step one after another, as with an explicit --parallel
-    real_time: bool = False
-    # the server
-    loading: bool = False
-    sleeping: bool = False
-    api_key: str | None = None
-    slots_enabled: bool = True
-    metrics_enabled: bool = True
-    n_slots: int = 4
-    n_ctx: int = 1024  # of one slot
-    model: answers.Model = field(default_factory=answers.Model)
-    build: str = "b11434-0123abc"
-    # other people's requests: in which phases of our (last) completion they are there, and how many slots they hold
-    foreign: frozenset[Phase] = frozenset()
-    foreign_slots: int = 1
-    foreign_prefilling: bool = False  # still at their prompts: busy, nothing decoded yet
-    # older builds
-    meta: Literal["full", "old", "null", "missing"] = "full"
-    next_token_as_object: bool = False
-    old_rate: bool = False  # predicted_per_second counts the first token
-    null_event: bool = True  # `data: null` comes first
-    # broken transports, by path; "*" is every path
-    faults: dict[str, Fault] = field(default_factory=dict)
-    # completions that are not what was asked
-    stop_after: int | None = None  # fewer tokens than n_predict
-    stop_type: str = "limit"
-    truncated: bool = False
-    same_id_slot: bool = False
-    one_at_a_time: bool = False  # the streams of one request do not overlap
-    cache_n: int = 0
-    timing_values: dict[str, Json] = field(
-        default_factory=dict
-    )  # put over every timings object: NaN, None, "x", draft_n
-    drop_timings: bool = False
-    # completions that break off, counted in events of the response
-    cut_after: int | None = None  # the connection ends
-    error_after: int | None = None  # an error event in a 200 stream
-    hang_after: int | None = None
-    garbage_after: int | None = None
-    pings: bool = False  # a comment line before every event
 
 
 @dataclass(frozen=True)
@@ -90,6 +42,7 @@ class Received:
     query: dict[str, str]
     headers: dict[str, str]
     body: Json | bytes
+    peer: int  # the other side's port: one for each connection
 
 
 class FakeLlama:
@@ -98,9 +51,11 @@ class FakeLlama:
     def __init__(self, behaviour: Behaviour | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.behaviour = behaviour or Behaviour()
         self.requests: list[Received] = []
-        self.woken = 0  # how often a request woke the sleeping model
+        self.woken = 0  # how often a request woke a sleeping model
+        self.loaded = 0  # how often a request made the router load a model
         self.url = ""
         self.engine = Engine(self)
+        self._engines: dict[str, Engine] = {}  # of a router's models
         self._clock = clock
         self._began = clock()
         self._open_completions = 0
@@ -120,15 +75,16 @@ class FakeLlama:
     ) -> None:
         app = web.Application(middlewares=[self._gate])
         app.on_response_prepare.append(_headers)
+        prefix = self.behaviour.api_prefix
         for path in ("/health", "/v1/health"):
-            app.router.add_get(path, self._health)
+            app.router.add_get(prefix + path, self._health)
         for path in ("/models", "/v1/models"):
-            app.router.add_get(path, self._models)
+            app.router.add_get(prefix + path, self._models)
         for path in ("/completion", "/completions"):
-            app.router.add_post(path, self._completion)
-        app.router.add_get("/props", self._props)
-        app.router.add_get("/slots", self._slots)
-        app.router.add_get("/metrics", self._metrics)
+            app.router.add_post(prefix + path, self._completion)
+        app.router.add_get(prefix + "/props", self._props)
+        app.router.add_get(prefix + "/slots", self._slots)
+        app.router.add_get(prefix + "/metrics", self._metrics)
         self._hung.clear()
         self._runner = web.AppRunner(app, keepalive_timeout=5, shutdown_timeout=0.2, handler_cancellation=True)
         await self._runner.setup()
@@ -138,12 +94,13 @@ class FakeLlama:
             return
         await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
         scheme, name = "https" if tls else "http", f"[{host}]" if ":" in host else host
-        self.url = f"{scheme}://{name}:{self._runner.addresses[0][1]}"
+        self.url = f"{scheme}://{name}:{self._runner.addresses[0][1]}{prefix}"
 
     async def stop(self) -> None:
         """Stop listening and close what is open. `start(port)` brings the server back."""
         self._hung.set()
-        await self.engine.stop()
+        for engine in (self.engine, *self._engines.values()):
+            await engine.stop()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -174,13 +131,22 @@ class FakeLlama:
         except ValueError:
             body = raw
         headers = {key.lower(): value for key, value in request.headers.items()}
-        self.requests.append(Received(request.method, request.path, dict(request.query), headers, body))
-        fault = now.faults.get(request.path, now.faults.get("*"))
+        path = request.path.removeprefix(now.api_prefix)
+        peer = request.transport.get_extra_info("peername") if request.transport else None
+        port = peer[1] if isinstance(peer, tuple) else 0
+        self.requests.append(Received(request.method, path, dict(request.query), headers, body, port))
+        fault = now.faults.get(path, now.faults.get("*"))
+        if isinstance(fault, Raw):
+            return await self._raw(request, fault)
         if fault is not None:
             return await self._broken(request, fault)
+        is_models = path in ("/models", "/v1/models")
         if now.loading:
+            if is_models and now.models_while_loading:
+                return _json(answers.models(now.model, n_ctx=now.n_ctx, meta="null"))
             return _json(answers.LOADING, 503)
-        public = request.path in ("/health", "/v1/health")
+        # The server compares the path as it came, so that with a prefix nothing is public.
+        public = request.path in ("/health", "/v1/health") or (is_models and now.models_public)
         keys = (headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key"))
         if now.api_key is not None and not public and now.api_key not in keys:
             return _json(answers.UNAUTHORIZED, 401)
@@ -193,13 +159,17 @@ class FakeLlama:
             return _json(answers.NOT_FOUND, 404)
         return response
 
-    async def _broken(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+    async def _broken(self, request: web.Request, fault: str) -> web.StreamResponse:
+        if fault.startswith("redirect "):
+            _, status, target = fault.split()
+            return web.Response(status=int(status), headers={"Location": target})
         whole = {
             "html": web.Response(text=_HTML, content_type="text/html", status=502),
             "html_ok": web.Response(text=_HTML, content_type="text/html"),
             "redirect": web.Response(status=302, headers={"Location": "/login"}),
             "wrong_type": _json({"id": "no list"} if request.path == "/slots" else [1, "two", None]),
             "garbage": web.Response(text='{"default_generation_settings":{"par', content_type="application/json"),
+            "404": _json(answers.NOT_FOUND, 404),
             "500": _json(answers.error(500, "server_error", "Compute error."), 500),
         }
         if fault in whole:
@@ -216,6 +186,23 @@ class FakeLlama:
         _cut(request)
         return web.Response()
 
+    async def _raw(self, request: web.Request, fault: Raw) -> web.StreamResponse:
+        transport = request.transport
+        while transport is not None and not transport.is_closing() and not self._hung.is_set():
+            for part in fault.parts:
+                if isinstance(part, bytes):
+                    transport.write(part)
+                await self._hang(0.0 if isinstance(part, bytes) else part)
+            if not fault.repeat:
+                break
+        if fault.then == "silence":
+            await self._hang()
+        elif fault.then == "close" and transport is not None:
+            transport.close()
+            return web.Response()
+        _cut(request)
+        return web.Response()
+
     async def _hang(self, seconds: float | None = None) -> None:
         try:
             await asyncio.wait_for(self._hung.wait(), seconds)
@@ -227,20 +214,35 @@ class FakeLlama:
     async def _health(self, _: web.Request) -> web.Response:
         return _json({"status": "ok"})
 
-    async def _props(self, _: web.Request) -> web.Response:
+    async def _props(self, request: web.Request) -> web.Response:
         now = self.behaviour
-        flags = {"slots": now.slots_enabled, "metrics": now.metrics_enabled, "sleeping": now.sleeping}
-        return _json(answers.props(now.model, n_slots=now.n_slots, n_ctx=now.n_ctx, build=now.build, **flags))
+        asked = self._asked_model(request.query.get("model", ""), request, wakes=False)
+        if now.router is not None and "model" not in request.query:
+            return _json(answers.router_props(build=now.build))
+        if isinstance(asked, web.Response):
+            return asked
+        sleeping = now.sleeping if now.router is None else asked.status == "sleeping"
+        flags = {"slots": now.slots_enabled, "metrics": now.metrics_enabled, "sleeping": sleeping}
+        body = answers.props(asked.model, n_slots=now.n_slots, n_ctx=now.n_ctx, build=now.build, **flags)
+        return _json({key: value for key, value in body.items() if key not in now.props_without})
 
     async def _models(self, _: web.Request) -> web.Response:
-        return _json(answers.models(self.behaviour.model, n_ctx=self.behaviour.n_ctx, meta=self.behaviour.meta))
+        now = self.behaviour
+        if now.router is not None:
+            return _json(answers.router_models([answers.router_model(m, n_ctx=now.n_ctx) for m in now.router]))
+        return _json(answers.models(now.model, n_ctx=now.n_ctx, meta=now.meta))
 
     async def _slots(self, request: web.Request) -> web.Response:
         now = self.behaviour
+        asked = self._asked_model(request.query.get("model", ""), request, wakes=True)
+        if isinstance(asked, web.Response):
+            return asked
         if not now.slots_enabled:
             return _json(answers.not_supported("slots"), 501)
         self._wake()
-        views = self.engine.views()
+        engine = self._engine_of(asked)
+        engine.take_task()
+        views = engine.views()
         for view in views[: self.foreign_slots]:
             step = now.step_seconds(self.foreign_slots)
             decoded = 0 if now.foreign_prefilling else 1 + int((self._clock() - self._began) / step)
@@ -248,15 +250,42 @@ class FakeLlama:
             view.n_prompt_tokens, view.n_processed = 20 + decoded, 20
         if "fail_on_no_slot" in request.query and all(view.busy for view in views):
             return _json(answers.NO_SLOT, 503)
-        old = now.next_token_as_object
-        return _json([answers.slot(view, n_ctx=now.n_ctx, next_token_as_object=old) for view in views])
+        return _json([answers.slot(view, now) for view in views])
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        if not self.behaviour.metrics_enabled:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        now = self.behaviour
+        asked = self._asked_model(request.query.get("model", ""), request, wakes=False)
+        if isinstance(asked, web.Response):
+            return asked
+        if not now.metrics_enabled:
             return _json(answers.not_supported("metrics"), 501)
-        text = answers.metrics(self.engine.metrics(self.foreign_slots))
+        text = answers.metrics(self._engine_of(asked).metrics(self.foreign_slots), without=now.metrics_without)
         headers = {"Process-Start-Time-Unix": "2273383613", "Content-Type": "text/plain; version=0.0.4"}
-        return web.Response(body=text.encode(), headers=headers)
+        return web.Response(body=(json.dumps(text) if now.metrics_quoted else text).encode(), headers=headers)
+
+    def _asked_model(self, name: str, request: web.Request, *, wakes: bool) -> RouterModel | web.Response:
+        """The model that a request is for, loaded and woken as the router does it, or the router's refusal."""
+        now = self.behaviour
+        if now.router is None:
+            return RouterModel(now.model, "loaded")
+        if not name:
+            return _json(answers.ROUTER_NO_NAME, 400)
+        named = [m for m in now.router if m.model.alias == name or name in m.aliases]
+        if not named:
+            return _json(answers.ROUTER_UNKNOWN, 400)
+        found = named[0]
+        if found.status not in ("loaded", "sleeping"):
+            if request.query.get("autoload") == "false":
+                return _json(answers.ROUTER_UNLOADED, 400)
+            found.status, self.loaded = "loaded", self.loaded + 1
+        if wakes and found.status == "sleeping":
+            found.status, self.woken = "loaded", self.woken + 1
+        return found
+
+    def _engine_of(self, asked: RouterModel) -> Engine:
+        if self.behaviour.router is None:
+            return self.engine
+        return self._engines.setdefault(asked.model.alias, Engine(self, asked.model))
 
     def _wake(self) -> None:
         if self.behaviour.sleeping:
@@ -265,6 +294,11 @@ class FakeLlama:
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        asked = self._asked_model(str(body.get("model", "")) if isinstance(body, dict) else "", request, wakes=True)
+        if isinstance(asked, web.Response):
+            return asked
+        if not self.behaviour.generates:
+            return _json(answers.NO_COMPLETIONS, 501)
         self._wake()
         prompts = _prompts(body)
         if isinstance(prompts, str):
@@ -275,7 +309,7 @@ class FakeLlama:
             sizes = {"n_prompt_tokens": longest, "n_ctx": n_ctx}
             return _json(answers.error(400, "exceed_context_size_error", text, **sizes), 400)
         self._open_completions += 1
-        streams = self.engine.submit(prompts, body)
+        streams = self._engine_of(asked).submit(prompts, body)
         try:
             if body.get("stream"):
                 return await self._send_events(request, streams)
@@ -290,13 +324,15 @@ class FakeLlama:
     async def _send_events(self, request: web.Request, streams: Sequence[Stream]) -> web.StreamResponse:
         now, events = self.behaviour, streams[0].events
         await streams[0].started.wait()  # the headers come when the first stream has its slot
+        first = None if now.early_headers else await events.get()  # older builds: with the first token
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if now.null_event:
             await response.write(b"data: null\n\n")
         sent, running = 0, len(streams)
         while running:
-            event, is_final = await events.get()
+            event, is_final = first or await events.get()
+            first = None
             if sent == now.hang_after:
                 await self._hang()
             if sent in (now.cut_after, now.hang_after):

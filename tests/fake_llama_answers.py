@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from fake_llama_behaviour import Behaviour, RouterModel
 
 Json: TypeAlias = dict[str, Any] | list[Any] | str | float | int | bool | None
 
@@ -30,9 +32,18 @@ def error(status: int, kind: str, message: str, **more: int) -> dict[str, Json]:
     return {"error": {"code": status, "message": message, "type": kind, **more}}
 
 
+MEDIA_MARKER = "<__media_K6Ej3fDT9sTI8j2na87h2uGytteKsTgW__>"  # another one at each start
+
 LOADING = error(503, "unavailable_error", "Loading model")
 NO_SLOT = error(503, "unavailable_error", "no slot available")
 UNAUTHORIZED = error(401, "authentication_error", "Invalid API Key")
+CACHE_FULL = error(500, "server_error", "Context size has been exceeded.")
+NO_COMPLETIONS = error(
+    501, "not_supported_error", "This server does not support completions. Start it without `--embeddings`"
+)
+ROUTER_NO_NAME = error(400, "invalid_request_error", "model name is missing from the request")
+ROUTER_UNLOADED = error(400, "invalid_request_error", "model is not loaded")
+ROUTER_UNKNOWN = error(400, "invalid_request_error", "model not found")
 NOT_FOUND = error(404, "not_found_error", "File Not Found")
 
 
@@ -46,7 +57,7 @@ def params(request: Mapping[str, Any] | None = None) -> dict[str, Json]:
     asked = request or {}
     n_predict = asked.get("n_predict", -1)
     return {
-        "seed": 4294967295,
+        "seed": asked.get("seed", 4294967295),
         "temperature": float(asked.get("temperature", 0.8)),
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,
@@ -117,7 +128,7 @@ def props(
         "model_ftype": model.ftype,
         "model_path": model.path,
         "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "<__media_K6Ej3fDT9sTI8j2na87h2uGytteKsTgW__>",
+        "media_marker": MEDIA_MARKER,
         "endpoint_slots": slots,
         "endpoint_props": False,
         "endpoint_metrics": metrics,
@@ -133,6 +144,19 @@ def props(
     }
 
 
+def model_meta(model: Model, *, n_ctx: int) -> dict[str, Json]:
+    return {
+        "vocab_type": 1,
+        "n_vocab": model.n_vocab,
+        "n_ctx": n_ctx,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.size,
+        "ftype": model.ftype,
+    }
+
+
 def models(model: Model, *, n_ctx: int, meta: Literal["full", "old", "null", "missing"]) -> dict[str, Json]:
     """GET /v1/models; `old` is the meta of builds before 2026, without n_ctx and ftype."""
     entry: dict[str, Json] = {
@@ -145,16 +169,7 @@ def models(model: Model, *, n_ctx: int, meta: Literal["full", "old", "null", "mi
         "owned_by": "llamacpp",
     }
     if meta != "missing":
-        facts: dict[str, Json] = {
-            "vocab_type": 1,
-            "n_vocab": model.n_vocab,
-            "n_ctx": n_ctx,
-            "n_ctx_train": model.n_ctx_train,
-            "n_embd": model.n_embd,
-            "n_params": model.n_params,
-            "size": model.size,
-            "ftype": model.ftype,
-        }
+        facts = model_meta(model, n_ctx=n_ctx)
         if meta == "old":
             del facts["n_ctx"], facts["ftype"]
         entry["meta"] = None if meta == "null" else facts
@@ -172,6 +187,48 @@ def models(model: Model, *, n_ctx: int, meta: Literal["full", "old", "null", "mi
     return {"models": [listed], "object": "list", "data": [entry]}
 
 
+def router_props(*, build: str) -> dict[str, Json]:
+    """GET /props of a router that is not asked for a model."""
+    return {
+        "role": "router",
+        "max_instances": 4,
+        "models_autoload": True,
+        "model_alias": "llama-server",
+        "model_path": "none",
+        "default_generation_settings": {"params": None, "n_ctx": 0},
+        "ui_settings": {},
+        "build_info": build,
+        "cors_proxy_enabled": False,
+    }
+
+
+def router_model(entry: RouterModel, *, n_ctx: int) -> dict[str, Json]:
+    """One entry of a router's GET /models; the running child's figures are merged in, if they have come yet."""
+    model = entry.model
+    arguments = ["/usr/local/bin/llama-server", "--host", "127.0.0.1", "--port", "0", "--alias", model.alias]
+    status: dict[str, Json] = {"value": entry.status, "args": arguments, "preset": f"[{model.alias}]\nmetrics = 1\n\n"}
+    if entry.failed:
+        status |= {"failed": True, "exit_code": 1}
+    answer: dict[str, Json] = {
+        "id": model.alias,
+        "aliases": list(entry.aliases),
+        "tags": [],
+        "object": "model",
+        "owned_by": "llamacpp",
+        "created": 1796041466,
+        "status": status,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "source": "models_dir",
+        "can_remove": False,
+    }
+    running = entry.status in ("loaded", "sleeping")
+    return answer | ({"meta": model_meta(model, n_ctx=n_ctx)} if running and entry.tells_meta else {})
+
+
+def router_models(entries: Sequence[Json]) -> dict[str, Json]:
+    return {"data": list(entries), "object": "list"}
+
+
 @dataclass
 class SlotView:
     """What one slot shows: the fields after `busy` mean something only if it ever had a task."""
@@ -186,21 +243,24 @@ class SlotView:
     request: Mapping[str, Any] | None = None
 
 
-def slot(view: SlotView, *, n_ctx: int, next_token_as_object: bool) -> dict[str, Json]:
-    answer: dict[str, Json] = {"id": view.id, "n_ctx": n_ctx, "speculative": False, "is_processing": view.busy}
-    if view.id_task is None:
-        return answer
-    token: dict[str, Json] = {"has_next_token": view.busy, "has_new_line": False}
-    token |= {"n_remain": view.n_remain, "n_decoded": view.n_decoded}
-    return {
-        **answer,
-        "id_task": view.id_task,
-        "n_prompt_tokens": view.n_prompt_tokens,
-        "n_prompt_tokens_processed": view.n_processed,
-        "n_prompt_tokens_cache": 0,
-        "params": params(view.request or {}),
-        "next_token": token if next_token_as_object else [token],
-    }
+def slot(view: SlotView, now: Behaviour) -> dict[str, Json]:
+    """One slot of GET /slots."""
+    answer: dict[str, Json] = {"id": view.id, "n_ctx": now.n_ctx, "speculative": bool(now.accepted)}
+    answer |= {"state": int(view.busy)} if now.slot_state_int else {"is_processing": view.busy}
+    if view.id_task is not None:
+        token: dict[str, Json] = {"has_next_token": view.busy, "has_new_line": False}
+        token |= {"n_remain": view.n_remain, "n_decoded": view.n_decoded}
+        answer |= {
+            "id_task": view.id_task,
+            "n_prompt_tokens": view.n_prompt_tokens,
+            "n_prompt_tokens_processed": view.n_processed,
+            "n_prompt_tokens_cache": 0,
+            "params": params(view.request or {}),
+            "next_token": token if now.next_token_as_object else [token],
+        }
+        if now.slots_with_text:
+            answer["prompt"] = 'a "user\'s" text, [with] {commas}, ' * 40
+    return {key: value for key, value in answer.items() if key not in now.slots_without}
 
 
 def timings(
@@ -242,10 +302,12 @@ METRICS: Sequence[tuple[str, str, str]] = (
 )
 
 
-def metrics(values: Mapping[str, float]) -> str:
+def metrics(values: Mapping[str, float], *, without: Collection[str] = ()) -> str:
     """The Prometheus text with the server's six significant digits."""
     lines: list[str] = []
     for name, kind, text in METRICS:
+        if name in without:
+            continue
         lines += [f"# HELP llamacpp:{name} {text}", f"# TYPE llamacpp:{name} {kind}"]
         lines.append(f"llamacpp:{name} {values.get(name, 0):.6g}")
     return "\n".join(lines) + "\n"

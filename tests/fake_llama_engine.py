@@ -35,6 +35,10 @@ class Stream:
     first: float = 0.0
     last: float = 0.0
     produced: int = 0
+    steps: int = 0  # after the first token
+    drafted: int = 0
+    accepted: int = 0
+    foreign: bool = False
     deferred: bool = False
     cancelled: bool = False
 
@@ -62,8 +66,9 @@ class Counters:
 class Engine:
     """Runs while there is work. All streams that have a slot advance together, as in one `llama_decode`."""
 
-    def __init__(self, server: FakeLlama) -> None:
+    def __init__(self, server: FakeLlama, model: answers.Model | None = None) -> None:
         self._server = server
+        self._model = model  # a router's; None for the server's own
         self._slots: dict[int, Slot] = {}
         self._waiting: list[Stream] = []
         self._running: list[Stream] = []
@@ -77,25 +82,46 @@ class Engine:
     def submit(self, prompts: Sequence[Sequence[int]], request: Mapping[str, Any]) -> list[Stream]:
         """Queue all prompts of one request at once, as the server posts them."""
         now = self._server.behaviour
+        streams = self._queue(prompts, request, stop_after=now.stop_after)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._loop())
+        return streams
+
+    def take_task(self) -> int:
+        """The next task's number; GET /slots takes one too."""
+        task, self._next_task = self._next_task, self._next_task + 1
+        return task
+
+    def _queue(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request: Mapping[str, Any],
+        *,
+        stop_after: int | None = None,
+        foreign: bool = False,
+    ) -> list[Stream]:
+        now = self._server.behaviour
         asked = request.get("n_predict", -1)
         events: asyncio.Queue[tuple[dict[str, Any], bool]] = asyncio.Queue()
         started, group = asyncio.Event(), self._next_task
         loop = asyncio.get_running_loop()
         streams = []
         for index, prompt in enumerate(prompts):
-            n_predict = min(asked if asked > 0 else now.n_ctx, now.n_ctx - len(prompt), now.stop_after or now.n_ctx)
-            task, self._next_task = self._next_task, self._next_task + 1
+            n_predict = min(asked if asked > 0 else now.n_ctx, now.n_ctx - len(prompt), stop_after or now.n_ctx)
             final: asyncio.Future[dict[str, Any]] = loop.create_future()
-            streams.append(Stream(index, prompt, request, n_predict, task, events, group, started, final))
+            stream = Stream(index, prompt, request, n_predict, self.take_task(), events, group, started, final)
+            stream.foreign = foreign
+            streams.append(stream)
         self._waiting += streams
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._loop())
         return streams
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        # A server that starts again remembers nothing.
+        self._slots, self._waiting, self._running, self._counters = {}, [], [], Counters()
+        self._next_task = self._released = 0
 
     def views(self) -> list[answers.SlotView]:
         """The slots as /slots shows them, without other people's requests."""
@@ -148,6 +174,20 @@ class Engine:
         self._counters.add("prompt_seconds_total", seconds if fresh else 0.0)
         for stream in sorted(self._running, key=lambda stream: stream.slot):
             self._advance(stream)
+        self._let_intruders_in()
+        held = sum(len(stream.prompt) + stream.produced for stream in self._running)
+        if now.kv_cells is not None and held > now.kv_cells:
+            for stream in list(self._running):
+                stream.events.put_nowait((answers.CACHE_FULL, True))
+                stream.n_predict = stream.produced
+                self._release(stream)
+
+    def _let_intruders_in(self) -> None:
+        ours = next((stream for stream in self._running if stream.index == 0 and not stream.foreign), None)
+        for intruder in self._server.behaviour.intruders if ours is not None else ():
+            if ours is not None and ours.produced == intruder.at_token:
+                prompt = range(5000, 5000 + intruder.prompt)
+                self._queue([prompt], {"n_predict": intruder.tokens, "stream": True}, foreign=True)
 
     def _step_seconds(self) -> float:
         """One step's time; with split KV every run of adjacent slots is a pass of its own (llama.cpp #25840)."""
@@ -162,17 +202,38 @@ class Engine:
         if not stream.produced:
             stream.first = self._now
         stream.last = self._now
-        stream.produced += 1
-        partial = {"index": stream.index, "content": " that", "tokens": [600], "stop": False, "id_slot": -1}
-        partial |= {"tokens_predicted": stream.produced, "tokens_evaluated": len(stream.prompt)}
-        if stream.request.get("timings_per_token"):
-            partial |= self._timings(stream)
-        stream.events.put_nowait((partial, False))
+        tokens = 1
+        if stream.produced and self._server.behaviour.accepted:
+            tokens += self._verify(stream)
+        stream.steps += bool(stream.produced)
+        for _ in range(tokens):
+            self._tell_token(stream)
         if stream.produced >= stream.n_predict:
             self._release(stream)
             final = self._final(stream)
             stream.events.put_nowait((final, True))
             stream.final.set_result(final)
+
+    def _verify(self, stream: Stream) -> int:
+        """One verification step: how many drafted tokens it accepts, as far as they are still asked for."""
+        now = self._server.behaviour
+        room = stream.n_predict - stream.produced - 1
+        drafted = min(now.drafted, room)
+        accepted = min(now.accepted[stream.steps % len(now.accepted)], drafted)
+        stream.drafted += drafted
+        stream.accepted += accepted
+        self._counters.add("spec_decode_num_drafts_total", 1)
+        self._counters.add("spec_decode_num_draft_tokens_total", drafted)
+        self._counters.add("spec_decode_num_accepted_tokens_total", accepted)
+        return accepted
+
+    def _tell_token(self, stream: Stream) -> None:
+        stream.produced += 1
+        partial = {"index": stream.index, "content": " that", "tokens": [600], "stop": False, "id_slot": -1}
+        partial |= {"tokens_predicted": stream.produced, "tokens_evaluated": len(stream.prompt)}
+        if stream.request.get("timings_per_token") and self._server.behaviour.per_token_timings:
+            partial |= self._timings(stream)
+        stream.events.put_nowait((partial, False))
 
     def _final(self, stream: Stream) -> dict[str, Any]:
         now = self._server.behaviour
@@ -182,7 +243,7 @@ class Engine:
             "tokens": [],
             "id_slot": 0 if now.same_id_slot else stream.slot,
             "stop": True,
-            "model": now.model.alias,
+            "model": (self._model or now.model).alias,
             "tokens_predicted": stream.produced,
             "tokens_evaluated": len(stream.prompt),
             "generation_settings": answers.generation_settings(stream.request),
@@ -209,6 +270,9 @@ class Engine:
             cache_n=now.cache_n,
             old_rate=now.old_rate,
         )
+        if stream.drafted:
+            values |= {"draft_n": stream.drafted, "draft_n_accepted": stream.accepted}
+        values = {key: value for key, value in values.items() if key not in now.timings_without}
         return {"timings": {**values, **now.timing_values}}
 
     def _assign(self) -> None:
@@ -220,7 +284,10 @@ class Engine:
         self._released = 0
         for stream in [*reversed(deferred), *(stream for stream in self._waiting if stream not in deferred)]:
             stream.deferred = True
-            free = [number for number in range(now.n_slots) if number not in taken]
+            pinned = stream.request.get("id_slot", -1)
+            if pinned >= now.n_slots and now.id_slot_wraps:
+                pinned %= now.n_slots
+            free = [n for n in range(now.n_slots) if n not in taken and pinned in (-1, n)]
             if not free:
                 continue
             if now.one_at_a_time and any(other.group == stream.group for other in self._running):

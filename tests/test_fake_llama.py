@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-from fake_llama import Behaviour, FakeLlama, Fault
+from fake_llama import Behaviour, FakeLlama, Fault, Intruder, RouterModel
 from fake_llama_answers import METRICS, Model
+from fake_llama_builds import BUILDS, behaviour_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -250,6 +251,133 @@ async def test_distorted_completions(session: aiohttp.ClientSession) -> None:
         fake.behaviour = Behaviour(cut_after=4)
         with pytest.raises(aiohttp.ClientError):
             await stream(session, fake.url, 1)
+
+
+ROUTER_PROPS = {
+    "role",
+    "max_instances",
+    "models_autoload",
+    "model_alias",
+    "model_path",
+    "default_generation_settings",
+    "ui_settings",
+    "build_info",
+    "cors_proxy_enabled",
+}
+ROUTER_MODEL = {
+    "id",
+    "aliases",
+    "tags",
+    "object",
+    "owned_by",
+    "created",
+    "status",
+    "architecture",
+    "source",
+    "can_remove",
+}
+
+
+async def test_a_router_speaks_as_recorded_and_loads_what_it_is_not_told_to_leave(
+    session: aiohttp.ClientSession,
+) -> None:
+    one, two = RouterModel(Model("one")), RouterModel(Model("two"), "sleeping")
+    async with FakeLlama(Behaviour(router=[one, two])) as fake:
+        assert set(await get(session, fake.url + "/props")) == ROUTER_PROPS
+        listed = (await get(session, fake.url + "/models"))["data"]
+        assert [set(entry) for entry in listed] == [ROUTER_MODEL, ROUTER_MODEL | {"meta"}]
+        assert set(listed[1]["meta"]) == META
+        assert set(listed[0]["status"]) == {"value", "args", "preset"}
+        for path, words in (
+            ("/slots", "model name is missing from the request"),
+            ("/metrics?model=one&autoload=false", "model is not loaded"),
+            ("/slots?model=none", "model not found"),
+        ):
+            assert (await get(session, fake.url + path))["error"]["message"] == words
+        assert set(await get(session, fake.url + "/props?model=two&autoload=false")) == PROPS
+        assert (fake.loaded, fake.woken, one.status, two.status) == (0, 0, "unloaded", "sleeping")
+        assert len(await get(session, fake.url + "/slots?model=two&autoload=false")) == 4
+        await get(session, fake.url + "/slots?model=one")
+        assert (fake.loaded, fake.woken, one.status, two.status) == (1, 1, "loaded", "loaded")
+        events = finals(await stream(session, fake.url, 2, model="one"))
+        assert {event["model"] for event in events} == {"one"}
+        used = {name: await get(session, f"{fake.url}/slots?model={name}") for name in ("one", "two")}
+        assert [sum("id_task" in slot for slot in used[name]) for name in ("one", "two")] == [2, 0]
+
+
+async def test_speculative_steps_give_several_tokens(session: aiohttp.ClientSession) -> None:
+    async with FakeLlama(Behaviour(accepted=(2, 0, 3), step_seconds=lambda _: 0.01)) as fake:
+        events = [event for event in await stream(session, fake.url, 1, n=20) if event]
+        assert sum(not event["stop"] for event in events) == 20
+        told = events[-1]["timings"]
+        steps = (told["predicted_n"] - 1) - told["draft_n_accepted"]
+        assert told["predicted_ms"] == pytest.approx(10 * steps)
+        assert told["draft_n"] >= told["draft_n_accepted"] > 0
+        assert all(slot["speculative"] for slot in await get(session, fake.url + "/slots"))
+        async with session.get(fake.url + "/metrics") as response:
+            text = await response.text()
+        assert f"spec_decode_num_drafts_total {steps}\n" in text
+        assert f"spec_decode_num_accepted_tokens_total {told['draft_n_accepted']}\n" in text
+
+
+async def test_a_unified_cache_that_is_full_fails_every_stream(session: aiohttp.ClientSession) -> None:
+    async with FakeLlama(Behaviour(kv_cells=20)) as fake:
+        assert len(finals(await stream(session, fake.url, 1, n=10))) == 1
+        events = await stream(session, fake.url, 2, n=10)
+        assert [event["error"]["message"] for event in events[-2:] if event] == ["Context size has been exceeded."] * 2
+        assert not any(slot["is_processing"] for slot in await get(session, fake.url + "/slots"))
+
+
+async def test_a_slot_out_of_range_wraps_or_waits_for_ever(session: aiohttp.ClientSession) -> None:
+    async with FakeLlama(behaviour_of("b11434")) as fake:
+        assert [event["id_slot"] for event in finals(await stream(session, fake.url, 1, id_slot=6))] == [2]
+        fake.behaviour = behaviour_of("b7889")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await stream(session, fake.url, 1, id_slot=6)
+
+
+async def test_tasks_are_numbered_across_requests_and_questions(session: aiohttp.ClientSession) -> None:
+    """GET /slots takes a number, and so does a user's request that nobody saw running."""
+
+    async def tasks() -> set[int]:
+        return {slot["id_task"] for slot in await get(session, fake.url + "/slots") if "id_task" in slot}
+
+    async with FakeLlama() as fake:
+        await stream(session, fake.url, 2)
+        assert await tasks() == {0, 1}
+        fake.behaviour.intruders = (Intruder(at_token=3, tokens=2),)
+        await stream(session, fake.url, 1)
+        assert await tasks() == {1, 3, 4}  # ours went to the slot that held its like
+
+
+@pytest.mark.parametrize("build", BUILDS)
+async def test_builds_differ_as_told(session: aiohttp.ClientSession, build: str) -> None:
+    number = int(build[1:].split(maxsplit=1)[0])
+    async with FakeLlama(behaviour_of(build)) as fake:
+        props = await get(session, fake.url + "/props")
+        assert ("is_sleeping" in props) == (number >= 7492)
+        assert ("model_ftype" in props) == (number >= 9860)
+        assert ("endpoint_slots" in props) == (number >= 6337)
+        events = [event for event in await stream(session, fake.url, 1) if event]
+        assert ("timings" in events[0]) == (number >= 4240)
+        assert ("cache_n" in events[-1]["timings"]) == (number >= 6399)
+        told = events[-1]["timings"]
+        counted = told["predicted_n"] - (number >= 10406)
+        assert told["predicted_per_second"] == pytest.approx(1e3 * counted / told["predicted_ms"])
+        async with session.get(fake.url + "/metrics") as response:
+            assert (await response.text()).startswith('"') == (7090 <= number <= 7190)
+        slots = await get(session, fake.url + "/slots")
+        if number < 6337 and "--slots" not in build:
+            assert slots["error"]["code"] == 501
+            return
+        assert ("state" in slots[3]) == (number == 4080)
+        assert isinstance(slots[3]["next_token"], dict) == (number < 6723)
+        assert ("n_prompt_tokens" in slots[3]) == (number >= 9276)
+        assert ("prompt" in slots[3]) == (number < 6337)
+        fake.behaviour.loading = True
+        async with session.get(fake.url + "/models") as response:
+            assert response.status == (200 if 5380 <= number <= 7507 else 503)
 
 
 @pytest.mark.parametrize("fault", ["html", "html_ok", "redirect", "wrong_type", "garbage", "500"])

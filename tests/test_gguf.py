@@ -40,9 +40,9 @@ from hypothesis import strategies as st
 from real import require
 
 from exporter.measure import gguf_header
-from exporter.measure.answers import ModelSize
 from exporter.measure.gguf import MAX_SHARDS, read_gguf
 from exporter.measure.gguf_types import TENSOR_TYPES, GgufHeader, GgufProblem, GgufProblemKind
+from exporter.measure.listing import ModelSize
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.service.llama_child import LlamaChild
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from gguf_files import DENSE, EXPERTS, write_model
 
-from exporter.measure.answers import ModelSize, Props
+from exporter.measure.answers import Props
 from exporter.measure.gguf import read_gguf
 from exporter.measure.gguf_types import GgufHeader
+from exporter.measure.listing import ModelSize
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.roofline.footprint import BytesSource
 

@@ -9,9 +9,9 @@ import pytest
 
 from exporter.config import ServerSettings, Settings
 from exporter.measure.nvidia import GpuProblem, gpu_peak_bandwidth
-from exporter.service.wiring import measuring
 from exporter.service.peaks import PeakError, with_peaks
-from exporter.service.watch import policy_of
+from exporter.service.policy import policy_of
+from exporter.service.wiring import measuring
 
 
 class NvmlError(Exception):

@@ -18,10 +18,10 @@ from gguf_files import Shape, write_model
 from processes import free_port, llama
 from real import require
 
-from exporter.measure.answers import ModelSize
 from exporter.measure.gguf import read_gguf
 from exporter.measure.gguf_types import GgufHeader
 from exporter.measure.host import ContentionMeter
+from exporter.measure.listing import ModelSize
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporter.config import ConfigError, Settings, parse
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Snapshot
-from exporter.service.reload import Reloader, carried_over
+from exporter.service.record import carried_over
+from exporter.service.reload import Reloader
 
 KEY = "sk-planted-4f1d6a"
 CONFIG = """

@@ -14,6 +14,7 @@ from fake_llama_answers import Model
 from exporter.config import BandwidthSettings, ProbeSettings, ServerSettings, Settings
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.manners import Manners
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
 from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, ThreadScope
@@ -22,9 +23,10 @@ from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import HostInfo, Server, ServerState, Snapshot, host_roof, view
 from exporter.service.ceilings import HostWatch
+from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
 from exporter.service.scheduler import Scheduler
-from exporter.service.watch import Clocks, ServerWatch
+from exporter.service.watch import ServerWatch
 
 GB = 1e9
 
@@ -128,6 +130,7 @@ async def bench(
     server: dict[str, object] | None = None,
     probe: dict[str, object] | None = None,
     machine: dict[str, object] | None = None,
+    sleep_idle: float | None = None,
 ) -> AsyncIterator[Bench]:
     moment = ManualTime()
     server_settings = ServerSettings.model_validate({"name": "local", "url": fake.url, **(server or {})})
@@ -151,7 +154,8 @@ async def bench(
         )
         # Probes are timed by the real clock: the fake answers at once.
         contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
-        maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
+        manners = Manners(moment.monotonic, settings.probe.interval, settings.probe.health_interval, sleep_idle)
+        maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5, manners=manners)
         watch = ServerWatch(
             settings=server_settings,
             probing=settings.probe,
@@ -317,6 +321,7 @@ async def test_the_duty_cycle_wins_over_the_interval(fake_llama: FakeLlama, tmp_
 
 
 async def test_a_round_that_users_interrupted_goes_on_where_it_stopped(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.n_slots = 8
     async with bench(fake_llama, tmp_path) as b:
         measure, order = b.probe.measure, []
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.snapshot import Snapshot
 from exporter.service.ask import STATUS_HEADER, parse_address
-from exporter.service.watch import Clocks
+from exporter.service.clocks import Clocks
 from exporter.service.web import Served, build_app
 
 CLOCKS = Clocks(lambda: snapshots.NOW, lambda: 1.7e9)

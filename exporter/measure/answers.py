@@ -1,20 +1,26 @@
 """What llama-server's answers mean: JSON parsed defensively into the few values that a probe needs.
 
-Numbers that are strings, booleans, NaN or infinite are not numbers; a missing field is None, never a guess.
+A missing field is None, never a guess. The fields that came or changed over two years of builds are told by their
+presence, never by the build's number, which a build made outside git does not have.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TypeAlias
+from typing import Final
 
+from exporter.measure.json_values import Json, integer, label, loads, mapping, milliseconds, positive, text
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
 
-Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | bool | None
+_LEAST_MS: Final = 1e-3
+_ROUTER_REFUSALS: Final = {
+    "model name is missing from the request": Reason.MODEL_NOT_NAMED,
+    "model is not loaded": Reason.MODEL_UNLOADED,
+    "model not found": Reason.UNKNOWN_MODEL,
+}
+"""A router's words for a model that was taken away between two questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class Props:
     Attributes:
         model: A base name, fit for a label.
         path: Where the server found the model; never shown.
+        marker: A random word of this start of the server; empty where the build has none.
     """
 
     slots: int
@@ -34,16 +41,8 @@ class Props:
     build: str
     sleeping: bool
     has_slots_endpoint: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """What GET /v1/models says: sums over all tensors, and the vocabulary's size."""
-
-    parameters: int | None
-    weight_bytes: int | None
-    vocabulary: int | None
-    quantization: str
+    has_metrics_endpoint: bool = False
+    marker: str = ""
 
 
 @dataclass(slots=True)
@@ -58,63 +57,65 @@ class StreamTokens:
 
 def parse_health(body: Json) -> Reason | None:
     """None for `{"status": "ok"}`."""
-    return None if _mapping(body).get("status") == "ok" else Reason.NOT_LLAMA
+    return None if mapping(body).get("status") == "ok" else Reason.NOT_LLAMA
 
 
 def parse_props(body: Json) -> Props | Reason:
-    """The answer of GET /props. A router has no model of its own and is not supported."""
-    props = _mapping(body)
+    """The answer of GET /props. A router has no model of its own."""
+    props = mapping(body)
     if props.get("role") == "router":
-        return Reason.NOT_SUPPORTED
-    slots = _positive(props.get("total_slots"))
+        return Reason.MODEL_NOT_NAMED
+    slots = positive(props.get("total_slots"))
     if slots is None:
         return Reason.NOT_LLAMA
     return Props(
         slots=slots,
-        context=_positive(_mapping(props.get("default_generation_settings")).get("n_ctx")),
+        context=positive(mapping(props.get("default_generation_settings")).get("n_ctx")),
         # An alias may itself be a path; a label carries the base name only.
-        model=PurePath(_text(props.get("model_alias")) or _text(props.get("model_path"))).name or "unknown",
-        path=_text(props.get("model_path")),
-        quantization=_text(props.get("model_ftype")),
-        build=_text(props.get("build_info")),
+        model=label(PurePath(text(props.get("model_alias")) or text(props.get("model_path"))).name) or "unknown",
+        path=text(props.get("model_path")),
+        quantization=label(props.get("model_ftype")),
+        build=label(props.get("build_info")),
         sleeping=props.get("is_sleeping") is True,
         has_slots_endpoint=props.get("endpoint_slots") is not False,
-    )
-
-
-def parse_model_size(body: Json) -> ModelSize | Reason:
-    """The first entry of GET /v1/models."""
-    data = _mapping(body).get("data")
-    if not isinstance(data, list) or not data:
-        return Reason.BAD_ANSWER
-    meta = _mapping(_mapping(data[0]).get("meta"))
-    return ModelSize(
-        parameters=_positive(meta.get("n_params")),
-        weight_bytes=_positive(meta.get("size")),
-        vocabulary=_positive(meta.get("n_vocab")),
-        quantization=_text(meta.get("ftype")),
+        has_metrics_endpoint=props.get("endpoint_metrics") is True,
+        marker=text(props.get("media_marker")),
     )
 
 
 def parse_slots(body: Json) -> tuple[Slot, ...] | Reason:
-    """The answer of GET /slots; `next_token` was an object before b6723, and is an array of one since."""
-    if not isinstance(body, list):
+    """The answer of GET /slots; `next_token` was an object before b6723, and is an array of one since.
+
+    An answer that does not say of each slot whether it works is none: taking it for idle would disturb a user.
+    """
+    if not isinstance(body, list) or not body:
         return Reason.BAD_ANSWER
-    return tuple(_slot(_mapping(entry), place) for place, entry in enumerate(body))
+    slots = [_slot(mapping(entry), place) for place, entry in enumerate(body)]
+    told = tuple(slot for slot in slots if slot is not None)
+    return told if len(told) == len(slots) else Reason.BAD_ANSWER
 
 
-def _slot(entry: Mapping[str, Json], place: int) -> Slot:
+def _slot(entry: Mapping[str, Json], place: int) -> Slot | None:
+    processing, state = entry.get("is_processing"), integer(entry.get("state"))
+    if not isinstance(processing, bool):
+        if state is None:
+            return None
+        # Builds before November 2024; 0 is idle.
+        processing = state != 0
     next_token = entry.get("next_token")
     if isinstance(next_token, list):
         next_token = next_token[0] if next_token else None
-    number, tokens = _integer(entry.get("id")), _integer(entry.get("n_prompt_tokens"))
+    number, tokens = integer(entry.get("id")), integer(entry.get("n_prompt_tokens"))
+    seed = integer(mapping(entry.get("params")).get("seed"))
     return Slot(
         number=place if number is None else number,
-        processing=entry.get("is_processing") is True,
-        task=_integer(entry.get("id_task")),
-        decoded=max(0, _integer(_mapping(next_token).get("n_decoded")) or 0),
+        processing=processing,
+        task=integer(entry.get("id_task")),
+        decoded=max(0, integer(mapping(next_token).get("n_decoded")) or 0),
         tokens=tokens if tokens is None or tokens >= 0 else None,
         speculative=entry.get("speculative") is True,
+        probe=None if seed is None else seed == PROBE_SEED,
+        prompt_done=integer(entry.get("n_prompt_tokens_processed")),
     )
 
 
@@ -126,7 +127,8 @@ def refusal(status: int, body: bytes | None) -> Reason:
         parsed = loads(body or b"")
     except ValueError:
         parsed = None
-    kind = _text(_mapping(_mapping(parsed).get("error")).get("type"))
+    error = mapping(mapping(parsed).get("error"))
+    kind, message = text(error.get("type")), text(error.get("message"))
     if kind == "unavailable_error":
         return Reason.LOADING
     if kind == "not_supported_error":
@@ -135,6 +137,8 @@ def refusal(status: int, body: bytes | None) -> Reason:
         return Reason.SERVER_ERROR
     if kind == "exceed_context_size_error":
         return Reason.CONTEXT_TOO_SMALL
+    if kind == "invalid_request_error" and message in _ROUTER_REFUSALS:
+        return _ROUTER_REFUSALS[message]
     return Reason.NOT_LLAMA if status == 404 else Reason.HTTP_ERROR  # noqa: PLR2004 - HTTP Not Found
 
 
@@ -150,7 +154,7 @@ def take_event(data: bytes, streams: Sequence[StreamTokens], place: int) -> Reas
         return Reason.BAD_ANSWER
     if "error" in event:
         return Reason.SERVER_ERROR
-    index = _integer(event.get("index", 0))
+    index = integer(event.get("index", 0))
     if index is None or not 0 <= index < len(streams):
         return Reason.BAD_ANSWER
     stream = streams[index]
@@ -159,7 +163,7 @@ def take_event(data: bytes, streams: Sequence[StreamTokens], place: int) -> Reas
         return None
     stream.first_event = place if stream.first_event is None else stream.first_event
     stream.last_event = place
-    elapsed = _number(_mapping(event.get("timings")).get("predicted_ms"))
+    elapsed = milliseconds(mapping(event.get("timings")).get("predicted_ms"))
     if elapsed is not None:
         stream.token_ms.append(elapsed)
     return None
@@ -168,61 +172,26 @@ def take_event(data: bytes, streams: Sequence[StreamTokens], place: int) -> Reas
 def finished_stream(tokens: StreamTokens) -> Stream:
     """The stream's own account, from its final event and the arrival of its tokens."""
     final = tokens.final or {}
-    timings = _mapping(final.get("timings"))
+    timings = mapping(final.get("timings"))
     stop_type = final.get("stop_type")
     return Stream(
-        slot=_integer(final.get("id_slot")),
-        predicted=_integer(timings.get("predicted_n")),
-        predicted_ms=_number(timings.get("predicted_ms")),
-        prompt=_integer(timings.get("prompt_n")),
-        cached=_integer(timings.get("cache_n")),
-        drafted=_integer(timings.get("draft_n")),
+        slot=integer(final.get("id_slot")),
+        predicted=integer(timings.get("predicted_n")),
+        predicted_ms=_generation_ms(timings.get("predicted_ms")),
+        prompt=integer(timings.get("prompt_n")),
+        cached=integer(timings.get("cache_n")),
+        drafted=integer(timings.get("draft_n")),
+        accepted=integer(timings.get("draft_n_accepted")),
         stop_type=stop_type if isinstance(stop_type, str) else None,
         truncated=final.get("truncated") is True,
         token_ms=tuple(tokens.token_ms),
         first_event=tokens.first_event or 0,
         last_event=tokens.last_event,
-        prompt_ms=_number(timings.get("prompt_ms")),
+        prompt_ms=milliseconds(timings.get("prompt_ms")),
     )
 
 
-def loads(body: bytes) -> Json:
-    """JSON; NaN and Infinity, which it does not know, become null.
-
-    Raises:
-        ValueError: Not JSON, not UTF-8, or nested beyond reason.
-    """
-    try:
-        parsed: Json = json.loads(body, parse_constant=lambda _: None)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return parsed
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Json) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: Json) -> float | None:
-    """A finite number; booleans and numbers as strings are not numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _integer(value: Json) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and number == int(number) and abs(number) < 2**53 else None
-
-
-def _positive(value: Json) -> int | None:
-    number = _integer(value)
-    return number if number is not None and number > 0 else None
+def _generation_ms(value: Json) -> float | None:
+    """The server counts in microseconds, one at least; a smaller figure is not its own."""
+    found = milliseconds(value)
+    return found if found is not None and found >= _LEAST_MS else None

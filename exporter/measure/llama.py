@@ -1,7 +1,11 @@
 """A client for llama-server's native HTTP API.
 
 Every call returns a value or a `Reason`. Connections are never reused: the server drops idle ones after 5 s, and a POST
-on a dropped one fails. Redirects are never followed, so that a key cannot leave for another host. Bodies are bounded.
+on a dropped one fails. Redirects are never followed, so that a key cannot leave for another host. Bodies are bounded,
+and compressed ones are not unpacked: a small one could unpack to gigabytes.
+
+Where the configuration names a model, GET /models is asked before anything that could load or wake it, and every
+request carries `autoload=false`: a router then refuses rather than loads.
 """
 
 import asyncio
@@ -9,29 +13,37 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
+import structlog
 
 from exporter.measure.answers import (
-    Json,
-    ModelSize,
     Props,
     StreamTokens,
     finished_stream,
-    loads,
     parse_health,
-    parse_model_size,
     parse_props,
     parse_slots,
     refusal,
     take_event,
 )
+from exporter.measure.counters import RESTART_HEADER, parse_counters
+from exporter.measure.json_values import Json, loads
+from exporter.measure.listing import ListedModel, ModelSize, find_model, model_names, parse_first_size
+from exporter.roofline.counters import Counters
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
+
+log = structlog.get_logger()
 
 MAX_BODY_BYTES: Final = 8 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
+LIST_TIMEOUT: Final = 5.0
+"""Seconds to list models before a completion, which itself may take much longer."""
+MAX_TOKEN_BYTES: Final = 4 << 10
+"""An event with one token's timings is a tenth of this; an answer that goes on for ever is not taken."""
 _OK: Final = 200
 # The bound is asyncio.timeout around each call; aiohttp's own total of 300 s would cut long probes.
 _NO_TOTAL: Final = aiohttp.ClientTimeout(total=None)
@@ -45,9 +57,12 @@ def open_session(url: str, ca_file: Path | None) -> aiohttp.ClientSession:
         ssl.SSLError: `ca_file` is not a certificate.
     """
     if url.startswith("unix:"):
-        return aiohttp.ClientSession(connector=aiohttp.UnixConnector(url.removeprefix("unix:"), force_close=True))
-    context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, force_close=True))
+        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(url.removeprefix("unix:"), force_close=True)
+    else:
+        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
+        connector = aiohttp.TCPConnector(ssl=context, force_close=True)
+    # Cookies would pile up, and tie the exporter to one of several servers behind a proxy.
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
 
 
 class LlamaClient:
@@ -57,10 +72,15 @@ class LlamaClient:
         session: Its connections, closed by the caller.
         url: Base URL, with the API prefix if the server has one.
         api_key_file: Read at each request, so that a rotated key needs no restart.
+        model: Which model of a router, by name or alias; None for a plain server's only one.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, api_key_file: Path | None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, api_key_file: Path | None, model: str | None = None
+    ) -> None:
         self._session = session
+        self._model = model
+        self._told: tuple[str, ...] = ()
         self._base = "http://localhost" if url.startswith("unix:") else url.rstrip("/")
         self._api_key_file = api_key_file
 
@@ -69,19 +89,33 @@ class LlamaClient:
         return await self._get("/health", timeout, parse_health)
 
     async def props(self, timeout: float) -> Props | Reason:
-        """GET /props; never wakes a sleeping model."""
-        return await self._get("/props", timeout, parse_props)
+        """GET /props; never wakes or loads a model."""
+        return await self._get_of_model("/props", timeout, parse_props)
 
     async def model_size(self, timeout: float) -> ModelSize | Reason:
-        """GET /v1/models; builds that do not tell a figure leave it None."""
-        return await self._get("/v1/models", timeout, parse_model_size)
+        """GET /models, which tells no figure of a model that has none or whose build does not tell it."""
+        listed = await self._loaded(timeout)
+        if listed is None:
+            return await self._get("/v1/models", timeout, parse_first_size)
+        return listed if isinstance(listed, Reason) else listed.size
 
     async def slots(self, timeout: float) -> tuple[Slot, ...] | Reason:
         """GET /slots. It wakes a sleeping model: ask `props` first."""
-        return await self._get("/slots", timeout, parse_slots)
+        return await self._get_of_model("/slots", timeout, parse_slots)
+
+    async def counters(self, timeout: float, at: float) -> Counters | Reason:
+        """GET /metrics, asked at `at` (monotonic seconds). It resets two gauges; before b10519 it wakes a model."""
+
+        async def read(response: aiohttp.ClientResponse) -> Counters | Reason:
+            body = await _body(response)
+            if response.status != _OK:
+                return refusal(response.status, body)
+            return parse_counters(body or b"", response.headers.get(RESTART_HEADER), at)
+
+        return await self._ask("GET", "/metrics", timeout, read)
 
     async def complete(
-        self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float
+        self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float, slot: int | None = None
     ) -> tuple[Stream, ...] | Reason:
         """Generates `tokens` tokens for each prompt in one request (POST /completion), greedily, never ending early.
 
@@ -89,8 +123,12 @@ class LlamaClient:
             prompts: Token ids of each prompt.
             tokens: Tokens of each stream, the first included.
             timeout: Seconds for the whole request.
+            slot: Which slot a single prompt goes to, an idle one; None leaves the choice to the server.
         """
-        request: Json = {
+        listed = await self._loaded(min(timeout, LIST_TIMEOUT))
+        if isinstance(listed, Reason):
+            return listed
+        request: dict[str, Json] = {
             "prompt": [list(p) for p in prompts],
             "n_predict": tokens,
             "ignore_eos": True,
@@ -99,6 +137,7 @@ class LlamaClient:
             "samplers": ["top_k"],
             "top_k": 1,
             "n_probs": 0,
+            "seed": PROBE_SEED,
             "stream": True,
             "timings_per_token": True,
         }
@@ -106,15 +145,23 @@ class LlamaClient:
         async def read(response: aiohttp.ClientResponse) -> tuple[Stream, ...] | Reason:
             if response.status != _OK:
                 return refusal(response.status, await _body(response))
-            return await self._streams(response, len(prompts))
+            if _is_packed(response):
+                return Reason.BAD_ANSWER
+            return await self._streams(response, len(prompts), len(prompts) * tokens)
 
-        return await self._ask("POST", "/completion", timeout, read, request)
+        if slot is not None:
+            request["id_slot"] = slot
+        if listed is not None:
+            request["model"] = listed.name
+        return await self._ask("POST", "/completion" + _query(listed), timeout, read, request)
 
-    async def _streams(self, response: aiohttp.ClientResponse, count: int) -> tuple[Stream, ...] | Reason:
+    async def _streams(self, response: aiohttp.ClientResponse, count: int, tokens: int) -> tuple[Stream, ...] | Reason:
         """Reads server-sent events until every stream has ended, or the body has."""
         streams = [StreamTokens() for _ in range(count)]
-        rest, place = b"", 0
+        rest, place, allowance = b"", 0, count * MAX_EVENT_BYTES + tokens * MAX_TOKEN_BYTES
         async for chunk in response.content.iter_any():
+            if (allowance := allowance - len(chunk)) < 0:
+                return Reason.BAD_ANSWER
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > MAX_EVENT_BYTES:
                 return Reason.BAD_ANSWER
@@ -128,12 +175,35 @@ class LlamaClient:
                 return tuple(finished_stream(s) for s in streams)
         return Reason.STREAM_CUT
 
+    async def _loaded(self, timeout: float) -> ListedModel | Reason | None:
+        """The configured model, if it is loaded now, or why it must not be asked anything; None where none is named."""
+        model = self._model
+        if model is None:
+            return None
+
+        def find(body: Json) -> ListedModel | Reason:
+            found, names = find_model(body, model), model_names(body)
+            if found is Reason.UNKNOWN_MODEL and names != self._told:
+                log.warning("the server has no such model", model=model, models=names)
+                self._told = names
+            return found
+
+        return await self._get("/models", timeout, find)
+
+    async def _get_of_model(self, path: str, timeout: float, parse: Callable[[Json], _T | Reason]) -> _T | Reason:
+        try:
+            async with asyncio.timeout(timeout):
+                listed = await self._loaded(timeout)
+                return listed if isinstance(listed, Reason) else await self._get(path + _query(listed), timeout, parse)
+        except TimeoutError:
+            return Reason.TIMEOUT
+
     async def _get(self, path: str, timeout: float, parse: Callable[[Json], _T | Reason]) -> _T | Reason:
         async def read(response: aiohttp.ClientResponse) -> _T | Reason:
             body = await _body(response)
             if response.status != _OK:
                 return refusal(response.status, body)
-            if body is None:
+            if body is None or _is_packed(response):
                 return Reason.BAD_ANSWER
             try:
                 return parse(loads(body))
@@ -178,15 +248,16 @@ class LlamaClient:
             return Reason.UNREACHABLE
 
     def _headers(self) -> dict[str, str]:
+        plain = {"Accept-Encoding": "identity"}
         if self._api_key_file is None:
-            return {}
+            return plain
         try:
             key = self._api_key_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeError) as error:
             raise _UnreadableKeyError from error
         if not key or not key.isprintable() or not key.isascii():
             raise _UnreadableKeyError
-        return {"Authorization": f"Bearer {key}"}
+        return {**plain, "Authorization": f"Bearer {key}"}
 
 
 class _UnreadableKeyError(Exception):
@@ -201,3 +272,12 @@ async def _body(response: aiohttp.ClientResponse) -> bytes | None:
         if len(body) > MAX_BODY_BYTES:
             return None
     return bytes(body)
+
+
+def _is_packed(response: aiohttp.ClientResponse) -> bool:
+    return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
+
+
+def _query(listed: ListedModel | None) -> str:
+    """What a router needs to know; a plain server does not read it."""
+    return "" if listed is None else "?" + urlencode({"model": listed.name, "autoload": "false"})

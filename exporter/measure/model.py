@@ -6,9 +6,10 @@ from pathlib import Path
 
 import structlog
 
-from exporter.measure.answers import ModelSize, Props
+from exporter.measure.answers import Props
 from exporter.measure.gguf import read_gguf
 from exporter.measure.gguf_types import GgufHeader, GgufProblem
+from exporter.measure.listing import ModelSize
 from exporter.roofline.architecture import footprint_of
 from exporter.roofline.footprint import BytesSource, Footprint
 from exporter.roofline.snapshot import Model

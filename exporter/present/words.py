@@ -8,7 +8,7 @@ from typing import Final
 from exporter.roofline.footprint import BytesSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
-from exporter.roofline.verdict import Bound, Prediction, Remedy
+from exporter.roofline.verdict import Bound, Doubt, Prediction, Remedy
 
 MISSING: Final = "-"
 """Stands where there is no number."""
@@ -16,14 +16,21 @@ MISSING: Final = "-"
 REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
     {
         Reason.UNREACHABLE: "nothing answers at the server's url; check the url, and that llama-server runs",
-        Reason.TIMEOUT: "the server did not answer in time; raise probe.timeout if it is only slow",
+        Reason.TIMEOUT: "the server did not answer in time, 5 s for a question and probe.timeout for a probe; raise the"
+        " latter if the model is only slow",
         Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
         Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
-        Reason.NOT_LLAMA: "what answers there is not a llama.cpp server; check the url",
+        Reason.NOT_LLAMA: "what answers there is not a llama.cpp server, or not all of one; check the url, with the"
+        " server's --api-prefix if it has one, and update a server from before 2025",
         Reason.HTTP_ERROR: "the server refused the request; check the url, a proxy before it, and the server's log",
         Reason.BAD_ANSWER: "the answer is not what llama-server sends; check for a proxy, or a very old or new build",
         Reason.SERVER_ERROR: "the server met an error while decoding; see its log",
-        Reason.NOT_SUPPORTED: "the server has switched this endpoint off; start it without --no-slots, for generation",
+        Reason.NOT_SUPPORTED: "the server says that it does not offer this; one for embeddings or reranking cannot be"
+        " measured, and --slots and --metrics switch endpoints on",
+        Reason.MODEL_NOT_NAMED: "this is a router; name one of its models with model: in the configuration",
+        Reason.UNKNOWN_MODEL: "the server has no model of that name; the exporter's log lists its models, write one of"
+        " them at model:",
+        Reason.MODEL_FAILED: "the router could not load the model; see its log",
         Reason.API_KEY_UNREADABLE: "api_key_file cannot be read; check its path and permissions",
         Reason.STREAM_CUT: "the answer ended early; see the server's log, and a proxy's time limits",
         Reason.FOREIGN_REQUEST: "a user's request ran during the probe, so the batch is not proven; it is retried",
@@ -33,7 +40,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.WRONG_LENGTH: "the streams did not generate the tokens that were asked for; see the server's log",
         Reason.CACHED_PROMPT: "the server answered from its prompt cache, so the timing is not proven; it is retried",
         Reason.GAVE_WAY: "a user's request arrived during a long probe, and the probe gave way; it is retried",
-        Reason.SPECULATIVE: "the server decodes speculatively, so a token is not a step; run it without a draft model",
+        Reason.SPECULATIVE: "the server drafts tokens, and then only batch 1 can be proven, given enough steps between"
+        " its tokens; for larger batches run it without a draft",
         Reason.BAD_TIMINGS: "the server's timings contradict themselves; it is retried, else update llama-server",
         Reason.BUSY: "the server was busy with users; it is probed when it is idle",
         Reason.SLEEPING: "the server sleeps and is not woken for a probe; it is probed after its next user",
@@ -82,7 +90,7 @@ STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
         ServerState.UNAUTHORIZED: "the server refuses the exporter's API key, or wants one",
         ServerState.UNREACHABLE: "the server does not answer",
         ServerState.UNSUPPORTED: "something answers, but it cannot be measured as a llama.cpp server",
-        ServerState.STALLED: "the server says that it is well, but does not generate",
+        ServerState.STALLED: "the server accepts requests, but makes no progress with them",
     }
 )
 """One sentence for each state of a server."""
@@ -113,6 +121,16 @@ REMEDIES: Final[Mapping[Remedy, str]] = MappingProxyType(
 )
 """What would help, and how it is asked for."""
 
+DOUBTS: Final[Mapping[Doubt, str]] = MappingProxyType(
+    {
+        Doubt.CONTENDED: "that is not to be trusted, for others wanted the processors while batch 1 or batch {batch}"
+        " was probed",
+        Doubt.UNEVEN: "that is not to be trusted, for the single steps of batch 1 or batch {batch} differ widely",
+        Doubt.FASTER_TOGETHER: "that cannot be, so batch 1's or batch {batch}'s sample is not typical",
+    }
+)
+"""Why the growth that was just told says nothing."""
+
 PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
     {
         Prediction.INTENSITY_BELOW_RIDGE: "one token's intensity is below the ridge",
@@ -125,8 +143,9 @@ PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
 PREDICTIONS_NEED: Final[Mapping[Prediction, str]] = MappingProxyType(
     {
         Prediction.INTENSITY_BELOW_RIDGE: "the model's size, a ceiling, the compute peak (compute_peak) and batch 1",
-        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible sample of batch 1",
-        Prediction.BATCHING_RAISES_THROUGHPUT: "samples of batch 1 and of a larger one",
+        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible, undisturbed sample of"
+        " batch 1",
+        Prediction.BATCHING_RAISES_THROUGHPUT: "undisturbed samples of batch 1 and of a larger one",
     }
 )
 """Without what a prediction cannot be judged."""

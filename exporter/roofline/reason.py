@@ -31,6 +31,9 @@ class Reason(StrEnum):
     BAD_ANSWER = "bad_answer"
     SERVER_ERROR = "server_error"
     NOT_SUPPORTED = "not_supported"
+    MODEL_NOT_NAMED = "model_not_named"
+    UNKNOWN_MODEL = "unknown_model"
+    MODEL_FAILED = "model_failed"
     API_KEY_UNREADABLE = "api_key_unreadable"
 
     STREAM_CUT = "stream_cut"

@@ -11,7 +11,7 @@ import structlog
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import Host, HostInfo
-from exporter.service.watch import Clocks
+from exporter.service.clocks import Clocks
 
 log = structlog.get_logger()
 

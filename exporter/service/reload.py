@@ -6,7 +6,7 @@ from dataclasses import replace
 import structlog
 
 from exporter.config import ConfigError, Settings
-from exporter.roofline.snapshot import Server, Snapshot
+from exporter.roofline.snapshot import Snapshot
 from exporter.service.peaks import PeakError, with_peaks
 
 log = structlog.get_logger()
@@ -61,40 +61,3 @@ class Reloader:
         for error in errors:
             log.error("the new configuration cannot be used; the old one stays in force", error=error)
         return errors
-
-
-def carried_over(new: Server, old: Server, *, same: bool) -> Server:
-    """A server's fresh record with what an older configuration found of it.
-
-    Counters go on, for they must not go backwards. What was measured stays true only of the same server.
-
-    Args:
-        new: The record under the new configuration.
-        old: The record under the old one, of the same name.
-        same: Whether the server is asked in the same way, so that samples and state are still true.
-    """
-    counted = replace(new, succeeded=old.succeeded, counts=old.counts)
-    if not same:
-        return counted
-    batches = {
-        batch: replace(
-            old.batches[batch],
-            threshold=record.threshold,
-            # A count below another threshold says nothing about this one.
-            below_threshold_samples=(
-                old.batches[batch].below_threshold_samples if record.threshold == old.batches[batch].threshold else 0
-            ),
-        )
-        if batch in old.batches
-        else record
-        for batch, record in new.batches.items()
-    }
-    return replace(
-        counted,
-        batches=batches,
-        state=old.state,
-        state_reason=old.state_reason,
-        checked_at=old.checked_at,
-        slots=old.slots,
-        model=old.model,
-    )

@@ -2,20 +2,25 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final
 
 from exporter.config import Settings
-from exporter.measure.probe import PROMPT_FAMILIES
+from exporter.measure.prompts import PROMPT_FAMILIES
 from exporter.roofline.snapshot import CHECK_SECONDS, Snapshot
 from exporter.service.ceilings import HostWatch, Progress
+from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
-from exporter.service.watch import Clocks, ServerWatch
+from exporter.service.watch import ServerWatch
 
 HEALTHY_INTERVALS: Final = 3
 _TICK: Final = 0.5
 _BANDWIDTH_SECONDS: Final = 60.0
 """A bandwidth run takes seconds; longer than this, it hangs."""
+
+
+LiveFollower = Callable[[ServerWatch, Callable[[], None]], Coroutine[None, None, None]]
+"""Follows a server's users; calls back after each change of the watch's record."""
 
 
 def _silent(_: str) -> None:
@@ -33,6 +38,7 @@ class Scheduler:
         clocks: The clocks.
         progress: Told what is being measured.
         sleep: Sleeps some seconds.
+        live: Follows a server's users for ever, and tells when its record has changed.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Scheduler:
         clocks: Clocks,
         progress: Progress = _silent,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        live: LiveFollower | None = None,
     ) -> None:
         self._settings = settings
         self.duty = duty
@@ -53,6 +60,7 @@ class Scheduler:
         self._progress = progress
         self._sleep = sleep
         self.watches = tuple(watches)
+        self._live = live
         self._started = clocks.unix()
         self._asked_users_at = -math.inf
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
@@ -74,6 +82,8 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self._check_forever())]
+                if (live := self._live) is not None:
+                    beside += [group.create_task(live(watch, self._refresh)) for watch in self.watches]
                 await self._measure_forever()
                 for task in beside:
                     task.cancel()
@@ -86,7 +96,7 @@ class Scheduler:
             await asyncio.gather(*(watch.check() for watch in self.watches if probe))
             await self._measure_bandwidth()
             for watch in self.watches if probe else ():
-                await self._cycle(watch)
+                await self._cycle(watch, whole=True)
             for watch in self.watches if prefill else ():
                 self._progress(f"{watch.record.name}: prefill")
                 await watch.prefill()
@@ -137,7 +147,7 @@ class Scheduler:
         await self.machine.measure_due()
         self.snapshot = self._freeze()
 
-    async def _cycle(self, watch: ServerWatch) -> None:
+    async def _cycle(self, watch: ServerWatch, *, whole: bool = False) -> None:
         # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.
         requests = 2 * PROMPT_FAMILIES * len(watch.record.batches)
         self._expect_tick(requests * (self._settings.probe.timeout + CHECK_SECONDS))
@@ -146,7 +156,7 @@ class Scheduler:
             self.snapshot = self._freeze()
             self._progress(f"{watch.record.name}: decode, batch {batch}")
 
-        await watch.cycle(on_batch)
+        await watch.cycle(on_batch, whole=whole)
         self.snapshot = self._freeze()
         self._expect_tick(0.0)
 
@@ -154,6 +164,9 @@ class Scheduler:
         """The measuring loop is alive now, and will be again after at most `work` seconds."""
         grace = HEALTHY_INTERVALS * self._settings.probe.health_interval
         self._alive_until = self._clocks.monotonic() + work + grace
+
+    def _refresh(self) -> None:
+        self.snapshot = self._freeze()
 
     def _freeze(self) -> Snapshot:
         return Snapshot(

@@ -12,7 +12,7 @@ from exporter.present.page import landing_page
 from exporter.present.report import Format, report_exit_code, report_text
 from exporter.roofline.snapshot import Snapshot, view
 from exporter.service.ask import STATUS_HEADER
-from exporter.service.watch import Clocks
+from exporter.service.clocks import Clocks
 
 _CONTENT_TYPES: Final[Mapping[str, str]] = {
     Format.JSON: "application/json",

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -11,16 +12,22 @@ from typing import Final
 from exporter.config import ServerSettings, Settings
 from exporter.measure.bandwidth import BandwidthMeter
 from exporter.measure.host import ContentionMeter, host_info
+from exporter.measure.live import LiveReader
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.manners import Manners
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
 from exporter.measure.whose import measured_cpus
 from exporter.roofline.snapshot import host_roof
 from exporter.service.ceilings import HostWatch, Progress
+from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
+from exporter.service.live import LiveWatch
 from exporter.service.peaks import with_peaks
+from exporter.service.policy import asked_alike
+from exporter.service.record import carried_over
 from exporter.service.scheduler import Scheduler
-from exporter.service.watch import Clocks, ServerWatch
+from exporter.service.watch import ServerWatch
 
 CLOCKS: Final = Clocks(time.monotonic, time.time)
 PROC: Final = Path("/proc")
@@ -46,18 +53,24 @@ async def measuring(
         clients = []
         for server in settings.servers:
             session = await stack.enter_async_context(open_session(server.url, server.ca_file))
-            clients.append(LlamaClient(session, server.url, server.api_key_file))
+            clients.append(LlamaClient(session, server.url, server.api_key_file, server.model))
         machine, duty = _machine(settings, progress, before), _duty(settings, before)
         contention = ContentionMeter(PROC, SYS, CLOCKS.monotonic)
 
         def watch(server: ServerSettings, client: LlamaClient) -> ServerWatch:
-            probing = settings.probe
+            probing, old = settings.probe, _watch_named(before, server.name)
+            same = old is not None and asked_alike(old.settings, server)
             made = ServerWatch(
                 settings=server,
                 probing=probing,
                 duty=duty,
                 probe=DecodeProbe(
-                    client, contention, CLOCKS.monotonic, seconds=probing.seconds, timeout=probing.timeout
+                    client,
+                    contention,
+                    CLOCKS.monotonic,
+                    seconds=probing.seconds,
+                    timeout=probing.timeout,
+                    manners=_manners(settings, server, old if same else None),
                 ),
                 models=ModelReader(
                     ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v)
@@ -66,10 +79,16 @@ async def measuring(
                 clocks=CLOCKS,
                 machine_compute_peak=settings.bandwidth.compute_peak,
             )
-            old = _watch_named(before, server.name)
             if old is not None:
-                made.take_over(old)
+                _go_on(made, old, same=same)
             return made
+
+        by_name = {s.name: (s, c) for s, c in zip(settings.servers, clients, strict=True)}
+
+        async def live(watch: ServerWatch, changed: Callable[[], None]) -> None:
+            server, client = by_name[watch.record.name]
+            reader = LiveReader(client, CLOCKS.monotonic)
+            await LiveWatch(server, watch, reader, clock=CLOCKS.monotonic, changed=changed).run()
 
         yield Scheduler(
             settings=settings,
@@ -78,6 +97,7 @@ async def measuring(
             machine=machine,
             clocks=CLOCKS,
             progress=progress,
+            live=live,
         )
 
 
@@ -105,6 +125,22 @@ def _duty(settings: Settings, before: Scheduler | None) -> DutyAccount:
         return DutyAccount(settings.probe.max_duty_cycle, CLOCKS.monotonic)
     before.duty.limit = settings.probe.max_duty_cycle
     return before.duty
+
+
+def _manners(settings: Settings, server: ServerSettings, old: ServerWatch | None) -> Manners:
+    """What was seen of the same server's users goes on to count."""
+    seen = Manners(CLOCKS.monotonic) if old is None else old.probe.manners
+    probing = settings.probe
+    return replace(
+        seen, interval=probing.interval, health_interval=probing.health_interval, sleep_idle=server.sleep_idle
+    )
+
+
+def _go_on(watch: ServerWatch, old: ServerWatch, *, same: bool) -> None:
+    """Lets a watch go on from that of an older configuration; `same` where that asked the server in the same way."""
+    watch.record = carried_over(watch.record, old.record, same=same)
+    if same and watch.record.batches.keys() == old.record.batches.keys():
+        watch.rounds.due = old.due
 
 
 def _watch_named(scheduler: Scheduler | None, name: str) -> ServerWatch | None:

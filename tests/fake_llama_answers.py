@@ -55,7 +55,7 @@ def params(request: Mapping[str, Any] | None = None) -> dict[str, Json]:
     asked = request or {}
     n_predict = asked.get("n_predict", -1)
     return {
-        "seed": 4294967295,
+        "seed": asked.get("seed", 4294967295),
         "temperature": float(asked.get("temperature", 0.8)),
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,

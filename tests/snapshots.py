@@ -1,5 +1,6 @@
 """Sample snapshots for the tests of what is shown. `NOW` and `WALL_NOW` are the same moment on two clocks."""
 
+from dataclasses import replace
 from typing import Final
 
 from exporter.roofline.ceiling import (
@@ -13,6 +14,7 @@ from exporter.roofline.ceiling import (
 )
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.footprint import Attention, BytesSource, Footprint
+from exporter.roofline.live import LiveSample, LiveShare, LiveSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Host, HostInfo, Model, Server, ServerState, Snapshot, View, view
 
@@ -96,6 +98,17 @@ MODEL: Final = Model(
 """A step at batch B and depth 100 reads 600 MB + B x 2 MB and computes B x 2 GFLOP."""
 
 
+LIVE: Final = LiveSample(
+    source=LiveSource.SLOTS,
+    streams=1.5,
+    tokens_per_second=66.0,
+    step_seconds=10 / 440,
+    measured_at=NOW - 10,
+    shares=(LiveShare(1, 5.0, 220, 220, 100.0), LiveShare(2, 5.0, 440, 220, 300.0)),
+)
+"""Half of the time one stream, half of it two, at 44 steps/s."""
+
+
 def cpu_server(name: str = "local", model: Model = MODEL) -> Server:
     """Ready, with 4 slots: 20, 25 and 32 ms for a step of 1, 2 and 4 streams."""
     return Server(
@@ -114,11 +127,12 @@ def cpu_server(name: str = "local", model: Model = MODEL) -> Server:
         model=model,
         succeeded=9,
         counts={Reason.UNREACHABLE: 2, Reason.FOREIGN_REQUEST: 1, Reason.BUSY: 5},
+        live=LIVE,
     )
 
 
 def gpu_server(name: str = "workstation") -> Server:
-    """A GPU of 640 GB/s with 1 slot: only batch 1 measured; its bytes are the server's own figures."""
+    """A GPU of 640 GB/s with 1 slot: only batch 1 measured, its drafts in vain; its bytes are the server's figures."""
     return Server(
         name=name,
         policy=RoofPolicy(device=Device.GPU, peak_bytes_per_second=640e9),
@@ -126,7 +140,7 @@ def gpu_server(name: str = "workstation") -> Server:
         check_interval_seconds=15.0,
         checked_at=NOW - 5,
         batches={
-            1: record(1, 0.010),
+            1: replace(record(1, 0.010), sample=replace(sample(1, 0.010), speculative=True)),
             2: BatchRecord(success=False, reason=Reason.TOO_FEW_SLOTS),
             4: BatchRecord(success=False, reason=Reason.TOO_FEW_SLOTS),
         },
@@ -142,6 +156,7 @@ def gpu_server(name: str = "workstation") -> Server:
         ),
         succeeded=3,
         counts={Reason.TOO_FEW_SLOTS: 6},
+        live=LiveSample(LiveSource.METRICS, None, None, 0.011, NOW - 20),
     )
 
 

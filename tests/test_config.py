@@ -407,7 +407,8 @@ def test_a_name_that_yaml_would_take_for_something_else_survives(name: str) -> N
 
 def test_yaml_booleans_of_old_are_text() -> None:
     assert parse("servers: [{name: on, url: http://a}]", "test").servers[0].name == "on"
-    assert server(live="off").live == "off"
+    for choice in ("slots", "metrics", "off"):
+        assert server(live=choice).live == choice
     assert parse("servers: [{name: a, url: http://a, live: off}]", "test").servers[0].live == "off"
 
 
@@ -467,7 +468,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
             "sustained_fraction": draw(fraction),
             "compute_peak": draw(st.none() | st.floats(1e9, 1e18)),
             "reference": draw(st.sampled_from(["auto", "peak"] if gpu else ["auto", "triad"])),
-            "live": draw(st.sampled_from(["slots", "off"])),
+            "live": draw(st.sampled_from(["slots", "metrics", "off"])),
         }
         if draw(st.booleans()):
             keys["floor_fraction"] = draw(st.dictionaries(st.sampled_from(sorted(batches)), fraction))

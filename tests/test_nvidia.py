@@ -11,7 +11,7 @@ from exporter.config import ServerSettings, Settings
 from exporter.measure.nvidia import GpuProblem, gpu_peak_bandwidth
 from exporter.service.daemon import measuring
 from exporter.service.peaks import PeakError, with_peaks
-from exporter.service.watch import policy_of
+from exporter.service.policy import policy_of
 
 
 class NvmlError(Exception):

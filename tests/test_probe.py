@@ -11,18 +11,8 @@ from fake_llama import Behaviour, FakeLlama, Fault
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, describe
-from exporter.measure.probe import (
-    ASK_TIMEOUT,
-    COMMON_TOKENS,
-    MAX_STEPS,
-    PROMPT_FAMILIES,
-    PROMPT_TOKENS,
-    DecodeProbe,
-    Identity,
-    identify,
-    probe_prompts,
-    state_of,
-)
+from exporter.measure.probe import ASK_TIMEOUT, MAX_STEPS, DecodeProbe, Identity, identify, state_of
+from exporter.measure.prompts import COMMON_TOKENS, PROMPT_FAMILIES, PROMPT_TOKENS, probe_prompts
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.proof import MIN_STEPS
 from exporter.roofline.reason import Reason

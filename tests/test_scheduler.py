@@ -322,6 +322,7 @@ async def test_the_duty_cycle_wins_over_the_interval(fake_llama: FakeLlama, tmp_
 
 
 async def test_a_round_that_users_interrupted_goes_on_where_it_stopped(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.n_slots = 8
     async with bench(fake_llama, tmp_path) as b:
         measure, order = b.probe.measure, []
 

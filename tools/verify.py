@@ -19,6 +19,9 @@ from typing import Any
 RELATIVE, ABSOLUTE = 1e-6, 1e-12
 """What rounding may do to a figure."""
 
+UNEVEN, NARROW = 0.25, 0.03
+"""A spread of single steps above which a sample is disturbed, and how near rates repeat."""
+
 Figures = dict[str, Any]
 """By their place in the document, as in `batches.0.decode_step_seconds`."""
 
@@ -35,9 +38,12 @@ RAW = re.compile(
         | attention\.\d+\.(layers|kv_bytes_per_token|flops_per_token|window_tokens))
     | ceilings\.\d+\.(bytes_per_second|peak_fraction_ratio)
     | server_slots | server_compute_peak_flops_per_second\.\w+
+    | live_(streams|tokens_per_second|step_seconds)
+    | live\.shares\.\d+\.(streams|seconds|tokens|steps|depth_tokens)
     | probes_total | probe_interval_seconds | probe(s_skipped|s_rejected|_failures)_total\.\w+
     | batches\.\d+\.(batch|depth_tokens|steps|decode_step_seconds|decode_step_spread_ratio|decode_contended
         | decode_floor_ratio_threshold|decode_below_threshold_samples
+        | decode_speculative_tokens_per_step
         | probe_success|probe_duration_seconds|probe_last_success_timestamp_seconds)
     )""",
     re.VERBOSE,
@@ -85,6 +91,7 @@ class Server:
         if self.ridge:
             found["ridge_flops_per_byte"] = self.ridge
         found.update(self._sources())
+        found.update(self._live())
         for number, batch in enumerate(self.server["batches"]):
             found.update({f"batches.{number}.{name}": value for name, value in self._batch(batch).items()})
         found.update({f"verdict.{name}": value for name, value in self._verdict().items()})
@@ -143,9 +150,11 @@ class Server:
 
     def _batch(self, batch: Mapping[str, Any]) -> Figures:
         streams, seconds, depth = batch["batch"], batch.get("decode_step_seconds"), batch.get("depth_tokens", 0)
+        # A server that drafts tokens gives several a step.
+        per_step = batch.get("decode_speculative_tokens_per_step", 1)
         found: Figures = {}
         if seconds is not None:
-            found |= {"decode_tokens_per_second": streams / seconds, "decode_implausible": 0}
+            found |= {"decode_tokens_per_second": streams * per_step / seconds, "decode_implausible": 0}
             smaller = [b for b in self.measured if b < streams]
             if smaller:
                 before = self.measured[max(smaller)]
@@ -158,7 +167,7 @@ class Server:
         found["model_step_bytes"] = read
         if seconds is None:
             return found
-        flops, per_token = self._flops(streams, depth), self._weights(1) * streams / seconds
+        flops, per_token = self._flops(streams, depth), self._weights(1) * streams * per_step / seconds
         implausible = self.hard is not None and read > 1.05 * self.hard * seconds
         found |= {
             "decode_step_bytes_per_second": read / seconds,
@@ -169,7 +178,7 @@ class Server:
         }
         for source, ceiling in self.ceilings.items():
             least = max(read / ceiling, flops / self.peak) if self.peak else read / ceiling
-            found[f"decode_attainable_tokens_per_second.{source}"] = streams / least
+            found[f"decode_attainable_tokens_per_second.{source}"] = streams * per_step / least
             if not implausible:
                 found[f"decode_ceiling_ratio.{source}"] = read / (ceiling * seconds)
                 found[f"decode_token_read_ratio.{source}"] = per_token / ceiling
@@ -188,6 +197,29 @@ class Server:
         if spent["overhead"] < 0:
             return {}
         return {f"decode_budget_seconds.{name}": value for name, value in spent.items()}
+
+    def _live(self) -> Figures:
+        """Users' traffic, from what it is the mean of; the server's own counters leave nothing to recompute."""
+        live = self.server.get("live")
+        if live is None or not (shares := live["shares"]):
+            return {}
+        seconds = sum(s["seconds"] for s in shares)
+        found: Figures = {
+            "live_streams": sum(s["streams"] * s["seconds"] for s in shares) / seconds,
+            "live_tokens_per_second": sum(s["tokens"] for s in shares) / seconds,
+        }
+        if any(s["steps"] is None for s in shares):
+            return found
+        found["live_step_seconds"] = seconds / sum(s["steps"] for s in shares)
+        if self.footprint is None or not self.reference or any(s["depth_tokens"] is None for s in shares):
+            return found
+        read = sum(
+            s["steps"] * (self._weights(s["streams"]) + (self._cache(s["streams"], s["depth_tokens"]) or 0))
+            for s in shares
+        )
+        if self.hard is None or read <= 1.05 * self.hard * seconds:
+            found["live_floor_ratio"] = read / (self.reference * seconds)
+        return found
 
     def _prefill(self) -> Figures:
         """The long prompt: every token but the last skips the head, and sees itself and those before it."""
@@ -221,10 +253,12 @@ class Server:
         largest, one = max(derived), derived.get(1, {})
         ratio, growth = one.get("decode_floor_ratio"), None
         evidence: Figures = {"largest_batch": largest, "floor_ratio": ratio}
-        share = gain = None
+        share = gain = doubt = None
         if one and largest > 1:
             slower = derived[largest]["decode_step_seconds"] / one["decode_step_seconds"]
-            growth, gain = (slower - 1) / (largest - 1), largest / slower
+            growth = (slower - 1) / (largest - 1)
+            gain = derived[largest]["decode_tokens_per_second"] / one["decode_tokens_per_second"]
+            doubt = disturbed(one) or disturbed(derived[largest]) or faster(one, derived[largest])
             if self.peak and self.footprint is not None:
                 share = derived[largest]["decode_flops_per_second"] / self.peak
         above = [b["decode_step_bytes_per_second"] for b in derived.values() if b["decode_implausible"]]
@@ -235,15 +269,19 @@ class Server:
             "compute_ratio": share,
             "above_ceiling_ratio": max(above) / self.hard if above and self.hard else None,
             "ridge_crossed_at_batch": min(crossed, default=None),
+            "doubt": doubt,
         }
         found: Figures = {f"evidence.{name}": value for name, value in evidence.items() if value is not None}
-        nudges = (-1e-9, 0, 1e-9)
-        found["bound"] = {"above-ceiling"} if above else {bound_of(ratio, growth, share, nudge) for nudge in nudges}
+        nudges, trusted = (-1e-9, 0, 1e-9), None if doubt else growth
+        found["bound"] = {"above-ceiling"} if above else {bound_of(ratio, trusted, share, nudge) for nudge in nudges}
         judged = [
             ("intensity_below_ridge", "intensity_flops_per_byte", intensities.get(1), self.ridge, -1),
             ("single_stream_above_40_percent", "floor_ratio", ratio, 0.4, 1),
-            ("batching_raises_throughput", "tokens_per_second_ratio", gain, 1.0, 1),
+            ("batching_raises_throughput", "tokens_per_second_ratio", None if doubt else gain, 1.0, 1),
         ]
+        if ratio is not None and ratio <= judged[1][3] and disturbed(one):
+            # A disturbed sample is no proof of too little.
+            judged[1] = (*judged[1][:2], None, *judged[1][3:])
         known = [(name, of, v, limit, way) for name, of, v, limit, way in judged if v is not None and limit is not None]
         for number, (name, of, value, limit, way) in enumerate(known):
             place = f"predictions.{number}"
@@ -251,6 +289,20 @@ class Server:
             found[f"{place}.holds"] = way * value > way * limit
             found[f"{place}.narrow"] = 0.97 * limit < value < 1.03 * limit
         return found
+
+
+def disturbed(batch: Mapping[str, Any]) -> str | None:
+    """Whether others wanted the processors, or the steps differ widely."""
+    if batch["decode_contended"]:
+        return "contended"
+    return "uneven" if batch["decode_step_spread_ratio"] > UNEVEN else None
+
+
+def faster(one: Mapping[str, Any], most: Mapping[str, Any]) -> str | None:
+    """Whether more streams took less time a step than one, by more than both spreads (3 % at least) explain."""
+    allowed = sum(max(b["decode_step_spread_ratio"], NARROW) * b["decode_step_seconds"] for b in (one, most))
+    gained = one["decode_step_seconds"] - most["decode_step_seconds"]
+    return "faster_together" if gained > allowed else None
 
 
 def bound_of(ratio: float | None, growth: float | None, share: float | None, nudge: float) -> str:

@@ -35,7 +35,6 @@ from exporter.config.units import (
     parse_flops,
     parse_fraction,
     parse_size,
-    shown,
 )
 from exporter.config.values import (
     certificate_file,
@@ -124,11 +123,6 @@ class ProbeSettings(Section):
         return value
 
 
-# What the file format has but this version cannot do yet: the values it accepts, and what is missing.
-_NOT_YET: Mapping[str, tuple[tuple[str | None, ...], str]] = {
-    "live": (("slots", "off"), "reading the server's own counters"),
-    "sleep_idle": ((None,), "sparing a server that sleeps"),
-}
 _REFERENCES = {"cpu": ("auto", "read", "triad"), "gpu": ("auto", "sustained", "peak")}
 _DEFAULT_FLOORS: Mapping[int, float] = MappingProxyType({1: 0.25})
 
@@ -153,16 +147,6 @@ class ServerSettings(Section):
     floor_fraction: Mapping[_Batch, _Fraction] = Field(default_factory=lambda: _DEFAULT_FLOORS)
     live: Literal["slots", "metrics", "off"] = "slots"
     sleep_idle: _Interval | None = None  # seconds
-
-    @field_validator(*_NOT_YET)
-    @classmethod
-    def _not_yet(cls, value: object, info: ValidationInfo) -> object:
-        accepted, missing = _NOT_YET[str(info.field_name)]
-        if value not in accepted:
-            choices = [choice for choice in accepted if choice is not None]
-            instead = f", or write {' or '.join(choices)}" if choices else ""
-            raise ValueError(f"{shown(value)} cannot be used: {missing} arrives in a later version; remove it{instead}")
-        return value
 
     @field_validator("ca_file")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Final
 from exporter.measure.json_values import Json, integer, label, loads, mapping, milliseconds, positive, text
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
 
 _LEAST_MS: Final = 1e-3
 _ROUTER_REFUSALS: Final = {
@@ -30,6 +30,7 @@ class Props:
     Attributes:
         model: A base name, fit for a label.
         path: Where the server found the model; never shown.
+        marker: A random word of this start of the server; empty where the build has none.
     """
 
     slots: int
@@ -40,6 +41,8 @@ class Props:
     build: str
     sleeping: bool
     has_slots_endpoint: bool
+    has_metrics_endpoint: bool = False
+    marker: str = ""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,8 @@ def parse_props(body: Json) -> Props | Reason:
         build=label(props.get("build_info")),
         sleeping=props.get("is_sleeping") is True,
         has_slots_endpoint=props.get("endpoint_slots") is not False,
+        has_metrics_endpoint=props.get("endpoint_metrics") is True,
+        marker=text(props.get("media_marker")),
     )
 
 
@@ -101,6 +106,7 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot | None:
     if isinstance(next_token, list):
         next_token = next_token[0] if next_token else None
     number, tokens = integer(entry.get("id")), integer(entry.get("n_prompt_tokens"))
+    seed = integer(mapping(entry.get("params")).get("seed"))
     return Slot(
         number=place if number is None else number,
         processing=processing,
@@ -108,6 +114,8 @@ def _slot(entry: Mapping[str, Json], place: int) -> Slot | None:
         decoded=max(0, integer(mapping(next_token).get("n_decoded")) or 0),
         tokens=tokens if tokens is None or tokens >= 0 else None,
         speculative=entry.get("speculative") is True,
+        probe=None if seed is None else seed == PROBE_SEED,
+        prompt_done=integer(entry.get("n_prompt_tokens_processed")),
     )
 
 
@@ -173,6 +181,7 @@ def finished_stream(tokens: StreamTokens) -> Stream:
         prompt=integer(timings.get("prompt_n")),
         cached=integer(timings.get("cache_n")),
         drafted=integer(timings.get("draft_n")),
+        accepted=integer(timings.get("draft_n_accepted")),
         stop_type=stop_type if isinstance(stop_type, str) else None,
         truncated=final.get("truncated") is True,
         token_ms=tuple(tokens.token_ms),

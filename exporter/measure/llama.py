@@ -28,11 +28,13 @@ from exporter.measure.answers import (
     refusal,
     take_event,
 )
+from exporter.measure.counters import RESTART_HEADER, parse_counters
 from exporter.measure.json_values import Json, loads
 from exporter.measure.listing import ListedModel, ModelSize, find_model, model_names, parse_first_size
+from exporter.roofline.counters import Counters
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot
+from exporter.roofline.slots import PROBE_SEED, Slot
 
 log = structlog.get_logger()
 
@@ -101,6 +103,17 @@ class LlamaClient:
         """GET /slots. It wakes a sleeping model: ask `props` first."""
         return await self._get_of_model("/slots", timeout, parse_slots)
 
+    async def counters(self, timeout: float, at: float) -> Counters | Reason:
+        """GET /metrics, asked at `at` (monotonic seconds). It resets two gauges; before b10519 it wakes a model."""
+
+        async def read(response: aiohttp.ClientResponse) -> Counters | Reason:
+            body = await _body(response)
+            if response.status != _OK:
+                return refusal(response.status, body)
+            return parse_counters(body or b"", response.headers.get(RESTART_HEADER), at)
+
+        return await self._ask("GET", "/metrics", timeout, read)
+
     async def complete(
         self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float
     ) -> tuple[Stream, ...] | Reason:
@@ -123,6 +136,7 @@ class LlamaClient:
             "samplers": ["top_k"],
             "top_k": 1,
             "n_probs": 0,
+            "seed": PROBE_SEED,
             "stream": True,
             "timings_per_token": True,
         }

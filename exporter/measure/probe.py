@@ -1,32 +1,40 @@
 """Probing one server: is it well, which model is it, and how fast does it decode at a batch.
 
 A probe asks first and generates only when nothing speaks against it: a sleeping model is never woken, a busy server is
-left to its users, and a batch that the server has no slots for is skipped, not queued.
+left to its users, and a batch that the server has no slots for is skipped, not queued. It looks again afterwards: what
+somebody else asked for meanwhile voids it.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 from exporter.measure.answers import Props
 from exporter.measure.host import ContentionMeter
 from exporter.measure.listing import ModelSize
 from exporter.measure.llama import LlamaClient
+from exporter.measure.manners import Manners
+from exporter.measure.prompts import PROMPT_FAMILIES, PROMPT_TOKENS, prefill_prompt, probe_prompts
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample, prove_prefill
-from exporter.roofline.proof import MIN_STEPS, StepTiming, prove, steps_to_probe
+from exporter.roofline.proof import MIN_STEPS, StepTiming, Stream, prove, steps_to_probe
+from exporter.roofline.ramp import has_ramp
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import busy
+from exporter.roofline.slots import Slot, busy, others, touched
 from exporter.roofline.snapshot import ServerState
 
-PROMPT_TOKENS: Final = 16
-COMMON_TOKENS: Final = 9
-"""How many tokens the prompts of a family share at their beginning: more than the half that older builds ask for."""
-PROMPT_FAMILIES: Final = 3
 MAX_STEPS: Final = 256
 """More steps than this do not sharpen a sample; a fast model's probe is short."""
+MAX_TOKENS: Final = 1024
+"""More tokens than this are not asked for, however many of them a draft gives at once."""
 ASK_TIMEOUT: Final = 5.0
 """Seconds for each of the small questions (health, props, model size, slots)."""
+POLITE_SECONDS: Final = 3.0
+"""A probe longer than this looks out for users who wait for it."""
+GLANCE_SECONDS: Final = 1.0
+"""How often it looks, and for how long at most: older builds answer between two decodes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,14 @@ _STATES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One proven run, and whether the machine's processors were under pressure meanwhile."""
+
+    timing: StepTiming
+    contended: bool
+
+
 class DecodeProbe:
     """Decode probes of one server.
 
@@ -88,6 +104,7 @@ class DecodeProbe:
         clock: Monotonic seconds.
         seconds: Target decode time of one probe.
         timeout: Seconds for one request.
+        manners: What is known of the server's users; asked and told here.
     """
 
     def __init__(
@@ -98,14 +115,18 @@ class DecodeProbe:
         *,
         seconds: float,
         timeout: float,
+        manners: Manners | None = None,
     ) -> None:
         self.client = client
+        self.manners = manners or Manners(clock)
         self._contention = contention
         self._clock = clock
         self._seconds = seconds
         self._timeout = timeout
         self._step_seconds: dict[int, float] = {}
         self._family = 0
+        self._gain = 1.0
+        self._before: tuple[Slot, ...] | Reason | None = None
 
     async def ready(self, identity: Identity, batch: int) -> Reason | None:
         """Why a probe at this batch must not be made now, or None. `/slots` is asked only of a model that is awake."""
@@ -115,7 +136,15 @@ class DecodeProbe:
             return Reason.TOO_FEW_SLOTS
         if _most_steps(identity) < MIN_STEPS:
             return Reason.CONTEXT_TOO_SMALL
-        return await self._others(identity, Reason.BUSY)
+        slots = self._before = await self._look(identity)
+        if isinstance(slots, Reason):
+            return slots
+        if slots is not None:
+            self.manners.see_slots(slots)
+            if busy(slots):
+                return Reason.BUSY
+            self.manners.touched()
+        return self.manners.objection(batch, identity.props.slots)
 
     async def measure(self, identity: Identity, batch: int) -> DecodeSample | Reason:
         """One decode sample at `batch`, proven from the server's own evidence, or why there is none."""
@@ -125,22 +154,26 @@ class DecodeProbe:
             first = await self._generate(identity, batch, MIN_STEPS)
             if isinstance(first, Reason):
                 return first
-            expected = first.step_seconds
-        steps = steps_to_probe(self._seconds, expected, min(MAX_STEPS, _most_steps(identity)))
-        before = self._contention.read()
-        timing = await self._generate(identity, batch, steps)
-        contended = self._contention.contended_since(before)
-        if isinstance(timing, Reason):
-            return timing
-        self._step_seconds[batch] = timing.step_seconds
+            expected = self._learn(first.timing)
+        steps = steps_to_probe(self._seconds, expected, MAX_STEPS)
+        run = await self._generate(identity, batch, steps)
+        if isinstance(run, Reason):
+            return run
+        timing = run.timing
+        self._step_seconds[batch] = self._learn(timing)
+        if timing.steps < MIN_STEPS:
+            # Drafts were accepted so well that too few steps are left; the next probe asks for more tokens.
+            return Reason.SPECULATIVE
         return DecodeSample(
             batch=batch,
             step_seconds=timing.step_seconds,
             step_spread_ratio=timing.spread_ratio,
             steps=timing.steps,
             depth=timing.depth,
-            contended=contended,
+            contended=run.contended,
             measured_at=self._clock(),
+            speculative=timing.speculative,
+            tokens_per_step=timing.tokens_per_step,
         )
 
     async def prefill(self, identity: Identity) -> PrefillSample | Reason:
@@ -155,79 +188,113 @@ class DecodeProbe:
         seconds = prove_prefill(streams[0], PREFILL_TOKENS)
         if isinstance(seconds, Reason):
             return seconds
-        fault = await self._others(identity, Reason.FOREIGN_REQUEST)
-        return fault or PrefillSample(PREFILL_TOKENS, seconds, contended)
+        fault = await self._witnessed(identity, streams)
+        if isinstance(fault, Reason):
+            return fault
+        return PrefillSample(PREFILL_TOKENS, seconds, contended)
 
     def forget(self) -> None:
         """Another model stands behind the server: its speed is not known any more."""
         self._step_seconds.clear()
+        self._gain = 1.0
+
+    def _learn(self, timing: StepTiming) -> float:
+        """The step time, seconds, and how many tokens a step gives, for the next probe's length."""
+        self._gain = timing.tokens_per_step
+        return timing.step_seconds
 
     def _expected_step_seconds(self, batch: int) -> float | None:
         """The last step time of this batch, else what a smaller one says at worst: a step grows at most as B does."""
         known = [b for b in self._step_seconds if b <= batch]
         return self._step_seconds[max(known)] * batch / max(known) if known else None
 
-    async def _generate(self, identity: Identity, batch: int, steps: int) -> StepTiming | Reason:
+    async def _generate(self, identity: Identity, batch: int, steps: int) -> _Run | Reason:
         """One proven run; where the streams landed on scattered slots, other prompts may land them side by side."""
-        timing: StepTiming | Reason = Reason.SCATTERED_SLOTS
+        run: _Run | Reason = Reason.SCATTERED_SLOTS
         for _ in range(PROMPT_FAMILIES):
-            timing = await self._generate_once(identity, batch, steps)
-            if timing is not Reason.SCATTERED_SLOTS:
+            run = await self._generate_once(identity, batch, steps)
+            if run is not Reason.SCATTERED_SLOTS:
                 break
             self._family = (self._family + 1) % PROMPT_FAMILIES
-        return timing
+        return run
 
-    async def _generate_once(self, identity: Identity, batch: int, steps: int) -> StepTiming | Reason:
-        tokens = steps + 1
+    async def _generate_once(self, identity: Identity, batch: int, steps: int) -> _Run | Reason:
+        tokens = min(ceil(steps * self._gain), MAX_TOKENS, _most_steps(identity)) + 1
         prompts = probe_prompts(batch, identity.size.vocabulary, self._family)
-        streams = await self.client.complete(prompts, tokens, self._timeout)
+        reading = self._contention.read()
+        streams = await self._complete(identity, prompts, tokens)
+        contended = self._contention.contended_since(reading)
+        self.manners.touched()
         if isinstance(streams, Reason):
             return streams
+        witnessed = await self._witnessed(identity, streams)
+        if isinstance(witnessed, Reason):
+            return witnessed
         timing = prove(streams, batch, tokens, PROMPT_TOKENS)
         if isinstance(timing, Reason):
             return timing
-        return await self._others(identity, Reason.FOREIGN_REQUEST) or timing
+        if not witnessed and has_ramp(timing.step_ms):
+            return Reason.FOREIGN_REQUEST
+        return _Run(timing, contended)
 
-    async def _others(self, identity: Identity, meaning: Reason) -> Reason | None:
-        """`meaning` when some slot works on a request; None when all are idle or the server does not tell."""
+    async def _complete(
+        self, identity: Identity, prompts: Sequence[Sequence[int]], tokens: int
+    ) -> tuple[Stream, ...] | Reason:
+        """The streams; a request that takes long is given up for a user who waits."""
+        request = asyncio.ensure_future(self.client.complete(prompts, tokens, self._timeout))
+        pause = POLITE_SECONDS
+        try:
+            while not (await asyncio.wait({request}, timeout=pause))[0]:
+                pause = GLANCE_SECONDS
+                if await self._somebody_waits(identity, len(prompts)):
+                    return Reason.GAVE_WAY
+            return request.result()
+        finally:
+            # Closing the connection makes the server stop.
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+
+    async def _somebody_waits(self, identity: Identity, batch: int) -> bool:
+        """Whether a user's request is there beside our streams; what the server does not tell in time is no."""
+        slots = await self.client.slots(GLANCE_SECONDS) if identity.props.has_slots_endpoint else None
+        if isinstance(slots, tuple):
+            if others(slots, batch):
+                return True
+            if busy(slots) < identity.props.slots:
+                return False
+        # Every slot is ours, or not shown: who waits is counted in the metrics alone.
+        if not identity.props.has_metrics_endpoint:
+            return False
+        counters = await self.client.counters(GLANCE_SECONDS, self._clock())
+        return not isinstance(counters, Reason) and counters.processing + counters.deferred > batch
+
+    async def _witnessed(self, identity: Identity, streams: Sequence[Stream]) -> bool | Reason:
+        """Whether the slots bear witness that nobody else was served meanwhile; a reason when somebody was."""
+        before = self._before
+        after = self._before = await self._look(identity)
+        if isinstance(after, Reason):
+            return after
+        if after is None:
+            return False
+        own = {s.slot for s in streams if s.slot is not None}
+        self.manners.see_slots(after, own)
+        if busy(after):
+            return Reason.FOREIGN_REQUEST
+        if not isinstance(before, tuple) or len(own) < len(streams):
+            return False
+        if touched(before, after, own):
+            return Reason.FOREIGN_REQUEST
+        return all(slot.task is not None for slot in after if slot.number in own)
+
+    async def _look(self, identity: Identity) -> tuple[Slot, ...] | Reason | None:
+        """The slots, or None where the server does not show them."""
         if not identity.props.has_slots_endpoint:
             return None
         slots = await self.client.slots(ASK_TIMEOUT)
-        if isinstance(slots, Reason):
-            # Switched off or behind another key: what the streams themselves show has to do.
-            return None if slots in {Reason.NOT_SUPPORTED, Reason.UNAUTHORIZED, Reason.NOT_LLAMA} else slots
-        return meaning if busy(slots) else None
+        # Switched off or behind another key: what the streams themselves show has to do.
+        return None if slots in {Reason.NOT_SUPPORTED, Reason.UNAUTHORIZED, Reason.NOT_LLAMA} else slots
 
 
 def _most_steps(identity: Identity) -> int:
     """The steps that fit into a slot's context after the prompt and the first token."""
     return MAX_STEPS if identity.props.context is None else identity.props.context - PROMPT_TOKENS - 1
-
-
-def probe_prompts(batch: int, vocabulary: int | None, family: int = 0) -> list[list[int]]:
-    """`batch` different prompts of valid token ids; those of one family begin alike.
-
-    A server gives a prompt to the idle slot whose content begins like it, lowest first, else to the least recently
-    used one. Beginning alike, the prompts of successive probes return to the same slots, side by side; ending
-    differently, the streams share neither their cache nor, in a mixture of experts, their route.
-
-    Args:
-        batch: Number of prompts.
-        vocabulary: Number of token ids; None takes ids that every known vocabulary has.
-        family: Which beginning, 0 to PROMPT_FAMILIES - 1.
-    """
-    ids = _token_ids(vocabulary, PROMPT_TOKENS * (batch + PROMPT_FAMILIES))
-    common = ids[family * PROMPT_TOKENS :][:COMMON_TOKENS]
-    ends = (ids[(PROMPT_FAMILIES + s) * PROMPT_TOKENS :][: PROMPT_TOKENS - COMMON_TOKENS] for s in range(batch))
-    return [common + end for end in ends]
-
-
-def prefill_prompt(vocabulary: int | None) -> list[int]:
-    """A long prompt that begins like no decode probe's; its ids differ as far as the vocabulary has enough."""
-    return _token_ids(vocabulary, PREFILL_TOKENS)[::-1]
-
-
-def _token_ids(vocabulary: int | None, count: int) -> list[int]:
-    """Valid ids; a prime stride spreads them over the vocabulary, away from the special tokens at its start."""
-    size = vocabulary or 256
-    return [(size // 3 + 7919 * i) % size for i in range(count)]

@@ -26,6 +26,7 @@ from exporter.roofline.snapshot import Model, ServerState, ServerView, View
 _VARIANT = "triad, copy, scale and add are a variant of STREAM."
 _HOST_CACHED = f"Cached; see {PREFIX}memory_bandwidth_last_success_timestamp_seconds."
 _HEALTH_CACHED = "Cached for one health interval."
+_LIVE_CACHED = "Cached; gone 3 health intervals after the last of it."
 _CACHED = f"Cached; see {PREFIX}probe_last_success_timestamp_seconds."
 
 
@@ -216,6 +217,11 @@ DECODE: Final = (
         lambda p: p.sample.step_seconds,
     ),
     of_point(
+        "decode_speculative_tokens_per_step",
+        f"Tokens that a step gave each stream where the server drafts tokens; absent where it does not. {_CACHED}",
+        lambda p: p.sample.tokens_per_step if p.sample.speculative else None,
+    ),
+    of_point(
         "decode_step_spread_ratio",
         f"Interquartile range of the single step times / their median, ratio. {_CACHED}",
         lambda p: p.sample.step_spread_ratio,
@@ -304,6 +310,29 @@ DECODE: Final = (
     ),
 )
 
+LIVE: Final = (
+    of_server(
+        "live_step_seconds",
+        f"Users' own traffic: mean time of one decode step, prompts excluded, seconds. {_LIVE_CACHED}",
+        lambda s: s.live.sample.step_seconds if s.live else None,
+    ),
+    of_server(
+        "live_streams",
+        f"Users' own traffic: mean number of streams that generate together. {_LIVE_CACHED}",
+        lambda s: s.live.sample.streams if s.live else None,
+    ),
+    of_server(
+        "live_tokens_per_second",
+        f"Users' own traffic: tokens/s of all streams together while they generate. {_LIVE_CACHED}",
+        lambda s: s.live.sample.tokens_per_second if s.live else None,
+    ),
+    of_server(
+        "live_floor_ratio",
+        f"Users' own traffic: floor / step time at its own streams and depths, ratio; 1 is the best. {_LIVE_CACHED}",
+        lambda s: s.live.floor_ratio if s.live else None,
+    ),
+)
+
 EXPORTER: Final = (
     of_server(
         "probes_total",
@@ -361,4 +390,4 @@ EXPORTER: Final = (
     ),
 )
 
-TABLE: Final = (*HOST, *SERVERS, *DECODE, *EXPORTER)
+TABLE: Final = (*HOST, *SERVERS, *DECODE, *LIVE, *EXPORTER)

@@ -7,6 +7,7 @@ from exporter.present.study import Row, Standing, rows, standing, suggested_floo
 from exporter.present.words import (
     BOUNDS,
     BYTES_SOURCES,
+    DOUBTS,
     PREDICTIONS,
     PREDICTIONS_NEED,
     REASONS,
@@ -92,6 +93,7 @@ def server_lines(s: ServerView) -> Iterable[str]:
         if model.file_mismatch:
             yield "The model file that was found is not the server's model: its bytes or parameters differ."
     yield from _roof_line(s)
+    yield from _live_line(s)
 
 
 def _roof_line(s: ServerView) -> Iterable[str]:
@@ -104,6 +106,19 @@ def _roof_line(s: ServerView) -> Iterable[str]:
     if roof.ridge_flops_per_byte is not None:
         facts.append(f"ridge {three_digits(roof.ridge_flops_per_byte)} FLOP/byte")
     yield f"Roof: {', '.join(facts)}"
+
+
+def _live_line(s: ServerView) -> Iterable[str]:
+    if s.live is None:
+        return
+    sample, ratio = s.live.sample, s.live.floor_ratio
+    facts = [
+        *([f"{three_digits(sample.streams)} streams"] if sample.streams is not None else []),
+        *([f"{three_digits(sample.tokens_per_second)} tokens/s"] if sample.tokens_per_second is not None else []),
+        *([f"{three_digits(sample.step_seconds * 1e3)} ms a step"] if sample.step_seconds is not None else []),
+        *([f"floor ratio {three_digits(ratio)}"] if ratio is not None else []),
+    ]
+    yield f"Users' own traffic: {', '.join(facts)}"
 
 
 def _marked(source: CeilingSource, reference: CeilingSource) -> str:
@@ -133,6 +148,12 @@ def _row_notes(row: Row) -> Iterable[str]:
         )
     if row.point.sample.contended:
         yield "contended, other processes wanted the processors meanwhile"
+    if row.point.sample.speculative:
+        gain = three_digits(row.point.sample.tokens_per_step)
+        yield (
+            f"speculative, {gain} tokens a step: steps and floor are the model's own, and what drafting reads and"
+            " computes is not counted"
+        )
     if why is not None:
         yield f"an earlier sample is shown; since then {why}"
 
@@ -225,6 +246,9 @@ def _evidence(s: ServerView) -> Iterable[str]:
         f"each stream more, up to batch {batch}, costs {three_digits(verdict.growth)} of batch 1's step"
         f" ({COMPUTE_BOUND_GROWTH:g} or more is compute-bound, {OVERHEAD_BOUND_GROWTH:g} or less overhead-bound)"
     )
+    if verdict.doubt is not None:
+        yield DOUBTS[verdict.doubt].format(batch=batch)
+        return
     if verdict.compute_share is not None and verdict.bound is not Bound.COMPUTE:
         yield (
             f"computing at its peak would take {three_digits(verdict.compute_share)} of batch {batch}'s step"

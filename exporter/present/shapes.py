@@ -9,6 +9,7 @@ from exporter.present.metric import BATCH, SERVER, Kind, Metric
 from exporter.present.metric_table import HOST, TABLE
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, ComputePeak
 from exporter.roofline.footprint import Attention, Experts, Footprint
+from exporter.roofline.live import LiveSample, LiveShare
 from exporter.roofline.prefill import PrefillPoint
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerView, View
@@ -106,7 +107,23 @@ def _server(view: View, s: ServerView) -> JsonObject:
         **figures,
         "batches": [_batch(view, s, batch) for batch in sorted(s.server.batches)],
         "verdict": _verdict(s.verdict),
+        **({} if s.live is None else {"live": _live(s.live.sample)}),
         **({} if s.prefill is None else {"prefill": _prefill(s.prefill)}),
+    }
+
+
+def _live(sample: LiveSample) -> JsonObject:
+    """Where the figures of users' traffic come from, and what they are the means of."""
+    return {"source": sample.source, "shares": [_share(share) for share in sample.shares]}
+
+
+def _share(share: LiveShare) -> JsonObject:
+    return {
+        "streams": share.streams,
+        "seconds": share.seconds,
+        "tokens": share.tokens,
+        "steps": share.steps,
+        "depth_tokens": share.depth,
     }
 
 
@@ -154,13 +171,14 @@ def _attention(attention: Attention, layers: int) -> JsonObject:
 
 def _verdict(verdict: Verdict) -> JsonObject:
     """The bound, the known figures that it rests on, the judged predictions and what would help."""
-    evidence: dict[str, int | float | None] = {
+    evidence: dict[str, int | float | str | None] = {
         "largest_batch": verdict.largest_batch,
         "floor_ratio": verdict.floor_ratio,
         "growth_ratio": verdict.growth,
         "compute_ratio": verdict.compute_share,
         "above_ceiling_ratio": verdict.above_ceiling_ratio,
         "ridge_crossed_at_batch": verdict.crosses_ridge_at,
+        "doubt": verdict.doubt,
     }
     return {
         "bound": verdict.bound,

@@ -8,7 +8,7 @@ from typing import Final
 from exporter.roofline.footprint import BytesSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
-from exporter.roofline.verdict import Bound, Prediction, Remedy
+from exporter.roofline.verdict import Bound, Doubt, Prediction, Remedy
 
 MISSING: Final = "-"
 """Stands where there is no number."""
@@ -16,7 +16,8 @@ MISSING: Final = "-"
 REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
     {
         Reason.UNREACHABLE: "nothing answers at the server's url; check the url, and that llama-server runs",
-        Reason.TIMEOUT: "the server did not answer in time; raise probe.timeout if it is only slow",
+        Reason.TIMEOUT: "the server did not answer in time, 5 s for a question and probe.timeout for a probe; raise the"
+        " latter if the model is only slow",
         Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
         Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
         Reason.NOT_LLAMA: "what answers there is not a llama.cpp server, or not all of one; check the url, with the"
@@ -39,7 +40,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.WRONG_LENGTH: "the streams did not generate the tokens that were asked for; see the server's log",
         Reason.CACHED_PROMPT: "the server answered from its prompt cache, so the timing is not proven; it is retried",
         Reason.GAVE_WAY: "a user's request arrived during a long probe, and the probe gave way; it is retried",
-        Reason.SPECULATIVE: "the server decodes speculatively, so a token is not a step; run it without a draft model",
+        Reason.SPECULATIVE: "the server drafts tokens, and then only batch 1 can be proven, given enough steps between"
+        " its tokens; for larger batches run it without a draft",
         Reason.BAD_TIMINGS: "the server's timings contradict themselves; it is retried, else update llama-server",
         Reason.BUSY: "the server was busy with users; it is probed when it is idle",
         Reason.SLEEPING: "the server sleeps and is not woken for a probe; it is probed after its next user",
@@ -117,6 +119,16 @@ REMEDIES: Final[Mapping[Remedy, str]] = MappingProxyType(
 )
 """What would help, and how it is asked for."""
 
+DOUBTS: Final[Mapping[Doubt, str]] = MappingProxyType(
+    {
+        Doubt.CONTENDED: "that is not to be trusted, for others wanted the processors while batch 1 or batch {batch}"
+        " was probed",
+        Doubt.UNEVEN: "that is not to be trusted, for the single steps of batch 1 or batch {batch} differ widely",
+        Doubt.FASTER_TOGETHER: "that cannot be, so batch 1's or batch {batch}'s sample is not typical",
+    }
+)
+"""Why the growth that was just told says nothing."""
+
 PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
     {
         Prediction.INTENSITY_BELOW_RIDGE: "one token's intensity is below the ridge",
@@ -129,8 +141,9 @@ PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
 PREDICTIONS_NEED: Final[Mapping[Prediction, str]] = MappingProxyType(
     {
         Prediction.INTENSITY_BELOW_RIDGE: "the model's size, a ceiling, the compute peak (compute_peak) and batch 1",
-        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible sample of batch 1",
-        Prediction.BATCHING_RAISES_THROUGHPUT: "samples of batch 1 and of a larger one",
+        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible, undisturbed sample of"
+        " batch 1",
+        Prediction.BATCHING_RAISES_THROUGHPUT: "undisturbed samples of batch 1 and of a larger one",
     }
 )
 """Without what a prediction cannot be judged."""

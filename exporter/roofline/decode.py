@@ -28,6 +28,9 @@ class DecodeSample:
         depth: Mean number of cached tokens of a stream over the timed steps.
         contended: The machine's processors were under pressure meanwhile; the sample is true all the same.
         measured_at: Monotonic seconds.
+        speculative: The server drafted tokens, so that a step may have given several. What drafting itself reads and
+            computes is not counted, nor the tokens that a step checks in vain: the floor is that of the model alone.
+        tokens_per_step: Tokens that a step gave each stream.
     """
 
     batch: int
@@ -37,11 +40,13 @@ class DecodeSample:
     depth: float
     contended: bool
     measured_at: float
+    speculative: bool = False
+    tokens_per_step: float = 1.0
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens/s of all streams."""
-        return self.batch / self.step_seconds
+        return self.batch * self.tokens_per_step / self.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
         intensity_flops_per_byte=work.intensity_flops_per_byte,
         flops_per_second=work.flops / seconds,
         attainable_tokens_per_second={
-            source: batch / max(work.bytes / ceiling, work.flops / compute if compute else 0.0)
+            source: batch * sample.tokens_per_step / max(work.bytes / ceiling, work.flops / compute if compute else 0.0)
             for source, ceiling in roof.ceilings.items()
         },
         budget_seconds={} if implausible or reference is None else _budget(work.bytes_by_part, reference, seconds),

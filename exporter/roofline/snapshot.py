@@ -21,13 +21,15 @@ from exporter.roofline.ceiling import (
 )
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
 from exporter.roofline.footprint import Footprint
+from exporter.roofline.live import LivePoint, LiveSample, place_live
 from exporter.roofline.prefill import PrefillPoint, PrefillSample, place_prefill
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.verdict import Verdict, judge_server
 
 STALE_INTERVALS: Final = 3
 """A decode value is withheld after this many effective probe intervals without a new sample; a server that was not
-checked for this many health intervals is no longer said to be up."""
+checked for this many health intervals is no longer said to be up, and users' traffic that was not seen for as long is
+not shown."""
 CHECK_SECONDS: Final = 15.0
 """The longest that one health check takes, its three questions timing out."""
 BUSY_GRACE_SECONDS: Final = 3600.0
@@ -117,6 +119,7 @@ class Server:
         checked_at: When the state was last found out, monotonic seconds.
         succeeded: Probes that gave a sample.
         counts: Probes failed or rejected, and probes skipped, by reason.
+        live: Users' own traffic; None while none was measured.
         prefill: Of a long prompt, which only `report --prefill` sends; None where it was not asked for.
     """
 
@@ -132,6 +135,7 @@ class Server:
     model: Model | None = None
     succeeded: int = 0
     counts: Mapping[Reason, int] = field(default_factory=dict)
+    live: LiveSample | None = None
     prefill: PrefillSample | Reason | None = None
 
     @property
@@ -177,11 +181,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """A server and what is still true of it: its roof and its placed samples by batch."""
+    """A server and what is still true of it: its roof, its placed samples by batch, and its users' traffic."""
 
     server: Server
     roof: Roof
     points: Mapping[int, DecodePoint]
+    live: LivePoint | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -250,4 +255,7 @@ def view_server(server: Server, roof: Roof, now: float) -> ServerView:
         if record.sample is not None
         and now - record.sample.measured_at <= lifetime + min(record.busy_seconds, BUSY_GRACE_SECONDS)
     }
-    return ServerView(server, roof, points)
+    live = server.live
+    if live is not None and now - live.measured_at > STALE_INTERVALS * server.check_interval_seconds:
+        live = None
+    return ServerView(server, roof, points, None if live is None else place_live(live, footprint, roof))

@@ -21,13 +21,16 @@ from aiohttp import web
 from exporter.config import Settings, to_yaml
 from exporter.measure.bandwidth import BandwidthMeter
 from exporter.measure.host import ContentionMeter, host_info
+from exporter.measure.live import LiveReader
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.manners import Manners
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
 from exporter.measure.whose import measured_cpus
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.ceiling import Roof, RoofPolicy
 from exporter.service.duty import DutyAccount
+from exporter.service.live import LiveWatch
 from exporter.service.peaks import with_peaks
 from exporter.service.scheduler import Progress, Scheduler
 from exporter.service.watch import Clocks, ServerWatch
@@ -76,6 +79,12 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
                         CLOCKS.monotonic,
                         seconds=settings.probe.seconds,
                         timeout=settings.probe.timeout,
+                        manners=Manners(
+                            CLOCKS.monotonic,
+                            settings.probe.interval,
+                            settings.probe.health_interval,
+                            server.sleep_idle,
+                        ),
                     ),
                     models=ModelReader(
                         ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v)
@@ -86,6 +95,13 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
                 )
                 for server, client in zip(settings.servers, clients, strict=True)
             ]
+
+        by_name = {s.name: (s, c) for s, c in zip(settings.servers, clients, strict=True)}
+
+        async def live(watch: ServerWatch, changed: Callable[[], None]) -> None:
+            server, client = by_name[watch.record.name]
+            reader = LiveReader(client, CLOCKS.monotonic)
+            await LiveWatch(server, watch, reader, clock=CLOCKS.monotonic, changed=changed).run()
 
         yield Scheduler(
             settings=settings,
@@ -104,6 +120,7 @@ async def measuring(settings: Settings, progress: Progress = lambda _: None) -> 
             info=host_info(PROC, SYS),
             clocks=CLOCKS,
             progress=progress,
+            live=live,
         )
 
 

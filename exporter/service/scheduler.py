@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from exporter.config import Settings
-from exporter.measure.probe import PROMPT_FAMILIES
+from exporter.measure.prompts import PROMPT_FAMILIES
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Roof, RoofPolicy
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import CHECK_SECONDS, Host, HostInfo, Snapshot, host_roof
@@ -35,6 +35,10 @@ _BANDWIDTH_SECONDS: Final = 60.0
 
 Progress = Callable[[str], None]
 """Told, in a few words, what is being measured now."""
+
+
+LiveFollower = Callable[[ServerWatch, Callable[[], None]], Coroutine[None, None, None]]
+"""Follows a server's users; calls back after each change of the watch's record."""
 
 
 def _silent(_: str) -> None:
@@ -64,6 +68,7 @@ class Scheduler:
         clocks: The clocks.
         progress: Told what is being measured.
         sleep: Sleeps some seconds.
+        live: Follows a server's users for ever, and tells when its record has changed.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Scheduler:
         clocks: Clocks,
         progress: Progress = _silent,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        live: LiveFollower | None = None,
     ) -> None:
         self._settings = settings
         self._duty = duty
@@ -86,6 +92,7 @@ class Scheduler:
         self._clocks = clocks
         self._progress = progress
         self._sleep = sleep
+        self._live = live
         self._host = Host(info)
         self._watches = tuple(watches(lambda policy: host_roof(self._host, policy, clocks.monotonic())))
         self._started = clocks.unix()
@@ -107,6 +114,9 @@ class Scheduler:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._check_forever())
                 group.create_task(self._measure_forever())
+                if (live := self._live) is not None:
+                    for watch in self._watches:
+                        group.create_task(live(watch, self._refresh))
         finally:
             self._meter.cancel()
 
@@ -116,7 +126,7 @@ class Scheduler:
             await asyncio.gather(*(watch.check() for watch in self._watches if probe))
             await self._measure_first_bandwidth()
             for watch in self._watches if probe else ():
-                await self._cycle(watch)
+                await self._cycle(watch, whole=True)
             for watch in self._watches if prefill else ():
                 self._progress(f"{watch.record.name}: prefill")
                 await watch.prefill()
@@ -220,7 +230,7 @@ class Scheduler:
         if full and not failed:
             self._full_due = started + FULL_RUN_SECONDS
 
-    async def _cycle(self, watch: ServerWatch) -> None:
+    async def _cycle(self, watch: ServerWatch, *, whole: bool = False) -> None:
         # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.
         requests = 2 * PROMPT_FAMILIES * len(watch.record.batches)
         self._expect_tick(requests * (self._settings.probe.timeout + CHECK_SECONDS))
@@ -229,7 +239,7 @@ class Scheduler:
             self.snapshot = self._freeze()
             self._progress(f"{watch.record.name}: decode, batch {batch}")
 
-        await watch.cycle(on_batch)
+        await watch.cycle(on_batch, whole=whole)
         self.snapshot = self._freeze()
         self._expect_tick(0.0)
 
@@ -237,6 +247,9 @@ class Scheduler:
         """The measuring loop is alive now, and will be again after at most `work` seconds."""
         grace = HEALTHY_INTERVALS * self._settings.probe.health_interval
         self._alive_until = self._clocks.monotonic() + work + grace
+
+    def _refresh(self) -> None:
+        self.snapshot = self._freeze()
 
     def _freeze(self) -> Snapshot:
         return Snapshot(

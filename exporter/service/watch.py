@@ -1,6 +1,7 @@
 """One watched server: its record, kept up to date by health checks and probe cycles."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -8,19 +9,20 @@ import structlog
 
 from exporter.config import ProbeSettings, ServerSettings
 from exporter.measure.model import ModelReader
-from exporter.measure.probe import DecodeProbe, Identity, identify, state_of
-from exporter.roofline.ceiling import CeilingSource, Device, Roof, RoofPolicy
-from exporter.roofline.decode import DecodePoint, DecodeSample, place
-from exporter.roofline.reason import Outcome, Reason
+from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.roofline.ceiling import Roof, RoofPolicy
+from exporter.roofline.decode import DecodePoint, DecodeSample
+from exporter.roofline.live import LiveSample
+from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
 from exporter.service.duty import DutyAccount
+from exporter.service.policy import policy_of
+from exporter.service.record import placed, with_failure, with_reason, with_sample, with_users, without_samples
+from exporter.service.rounds import USERS, Rounds
+from exporter.service.states import checked_state, live_state
 
 log = structlog.get_logger()
 
-FAILED_CHARGE: Final = 4
-"""A probe that failed is charged at most this many times the time that a probe aims at."""
-_LEAVE_ALONE: Final = frozenset({Reason.BUSY, Reason.SLEEPING, Reason.MODEL_UNLOADED})
-"""Reasons that hold for every batch of a cycle."""
 _CANNOT: Final = frozenset({Reason.NOT_SUPPORTED, Reason.NOT_LLAMA})
 """Answers to a completion that say: this server, well as it is, cannot be measured."""
 
@@ -31,18 +33,6 @@ class Clocks:
 
     monotonic: Callable[[], float]
     unix: Callable[[], float]
-
-
-def policy_of(server: ServerSettings, machine_compute_peak: float | None = None) -> RoofPolicy:
-    """What the configuration says about the server's ceilings; the machine's compute peak is a CPU server's too."""
-    of_machine = machine_compute_peak if server.device == "cpu" else None
-    return RoofPolicy(
-        device=Device(server.device),
-        reference=None if server.reference == "auto" else CeilingSource(server.reference),
-        peak_bytes_per_second=server.peak_bandwidth,
-        sustained_fraction=server.sustained_fraction,
-        compute_flops_per_second=server.compute_peak or of_machine,
-    )
 
 
 class ServerWatch:
@@ -57,6 +47,7 @@ class ServerWatch:
         roof: The server's roof as it is known now, to compare samples with their thresholds.
         clocks: The clocks.
         machine_compute_peak: The configured one, FLOP/s; None to take the measured one.
+        chance: A random number in [0, 1), so that retries of several exporters do not fall together.
     """
 
     def __init__(
@@ -70,9 +61,8 @@ class ServerWatch:
         roof: Callable[[RoofPolicy], Roof],
         clocks: Clocks,
         machine_compute_peak: float | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
-        self._probing = probing
-        self._duty = duty
         self._probe = probe
         self._models = models
         self._roof = roof
@@ -80,11 +70,18 @@ class ServerWatch:
         self._identity: Identity | None = None
         self._cannot: Reason | None = None
         self._busy_at: float | None = None
-        self._owed = list(probing.batches)
-        self._round_cost = 0.0
         self._checked = False
+        self._stalled = False
+        self._warned: Reason | None = None
+        self._rounds = Rounds(
+            name=settings.name,
+            batches=probing.batches,
+            probing=probing,
+            duty=duty,
+            clock=clocks.monotonic,
+            chance=chance,
+        )
         self._log = log.bind(server=settings.name)
-        self.due = clocks.monotonic()
         self.record = Server(
             name=settings.name,
             policy=policy_of(settings, machine_compute_peak),
@@ -94,17 +91,32 @@ class ServerWatch:
             batches={b: BatchRecord(threshold=settings.floor_fraction.get(b)) for b in probing.batches},
         )
 
+    @property
+    def due(self) -> float:
+        """When the next cycle is due, monotonic seconds."""
+        return self._rounds.due
+
     async def check(self) -> None:
         """Asks how the server is, without touching its model."""
         await self._identify(self._identity)
 
     async def has_users(self) -> bool:
-        """Whether a user's request is known to be running; a sleeping or unknown server has none."""
-        identity = self._identity
-        return identity is not None and await self._probe.ready(identity, 1) is Reason.BUSY
+        """Whether a user's request is known to be running; a sleeping or unknown server has none.
 
-    async def cycle(self, on_batch: Callable[[int], None] = lambda _: None) -> None:
-        """Probes every batch that this round still owes, and decides when to go on."""
+        A server that falls asleep when it is left alone is not asked: asking keeps it awake.
+        """
+        identity = self._identity
+        if identity is None or self._probe.manners.sleeps:
+            return False
+        return await self._probe.ready(identity, 1) is Reason.BUSY
+
+    async def cycle(self, on_batch: Callable[[int], None] = lambda _: None, *, whole: bool = False) -> None:
+        """Probes every batch that this round still owes, and decides when to go on.
+
+        Args:
+            on_batch: Told which batch is next.
+            whole: The operator asked for the round now: no batch waits for the duty cycle.
+        """
         if not self._checked:
             await self.check()
         if self.record.state.up or self._cannot is not None:
@@ -114,31 +126,61 @@ class ServerWatch:
         if identity is None:
             self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
-        confirm, reason, model = False, None, self.record.model
-        while self._owed and reason not in _LEAVE_ALONE:
-            batch = self._owed[0]
-            on_batch(batch)
-            began = self._clocks.monotonic()
-            result: DecodeSample | Reason | None = await self._probe.ready(identity, batch)
-            if result is None:
-                result = await self._probe.measure(identity, batch)
-                seconds = self._clocks.monotonic() - began
-                if isinstance(result, Reason):
-                    # A server that hung was waited for, not worked: its neighbours must not pay for the whole wait.
-                    seconds = min(seconds, FAILED_CHARGE * self._probing.seconds)
-                self._duty.charge(seconds)
-                self._round_cost += seconds
-            if self.record.model != model:
-                # Another model since this batch began: what was measured is of neither, and a new round is due.
+        rounds = self._rounds
+        rounds.begin()
+        if not identity.props.sleeping and self._probe.manners.rest() != 0:
+            self._take_reason(rounds.owed[0], Reason.KEEPS_AWAKE, 0.0)
+        while rounds.goes_on(whole=whole):
+            on_batch(rounds.owed[0])
+            if not await self._probe_batch(identity, rounds.owed[0]):
+                # Another model or another start since the round began: what was measured is of neither.
+                rounds.restart()
                 return
-            reason = result if isinstance(result, Reason) else None
-            if isinstance(result, Reason):
-                self._take_reason(batch, result, self._clocks.monotonic() - began)
-            else:
-                confirm |= self._take_sample(result, self._clocks.monotonic() - began)
-            if reason not in _LEAVE_ALONE:
-                self._owed.pop(0)
-        self._plan(confirm=confirm, busy=reason is Reason.BUSY)
+        rounds.end(self._probe.manners.rest())
+        self.record = replace(self.record, interval_seconds=rounds.interval)
+
+    async def _probe_batch(self, identity: Identity, batch: int) -> bool:
+        """One batch, taken into the record; False where the server changed meanwhile."""
+        began, model = self._clocks.monotonic(), self.record.model
+        result: DecodeSample | Reason | None = await self._probe.ready(identity, batch)
+        if result is None:
+            self._generating = True
+            try:
+                result = await self._probe.measure(identity, batch)
+            finally:
+                self._generating, self._generated_at = False, self._clocks.monotonic()
+            self._rounds.spent(self._clocks.monotonic() - began, failed=isinstance(result, Reason))
+            if not isinstance(result, Reason):
+                # A server that was restarted meanwhile may have another model, or other settings.
+                await self._identify(self._identity)
+        gone = self._identity is None and not isinstance(result, Reason)
+        if gone or self.record.model != model or self._restarted(identity):
+            return False
+        seconds = self._clocks.monotonic() - began
+        if isinstance(result, Reason):
+            self._take_reason(batch, result, seconds)
+        else:
+            self._take_sample(result, seconds)
+        return True
+
+    def _restarted(self, before: Identity) -> bool:
+        now = self._identity
+        return now is not None and now.props.marker != before.props.marker
+
+    def probed_since(self, moment: float) -> bool:
+        """Whether the server worked for a probe of ours at or after `moment` (monotonic seconds)."""
+        return self._generating or self._generated_at >= moment
+
+    def take_live(self, sample: LiveSample | None, *, users: bool, stalled: bool) -> None:
+        """What was seen of users: new figures (None keeps the old, which grow stale), whether requests run, or hang."""
+        was, self._stalled = self.record.state, stalled
+        state = live_state(was, users=users, stalled=stalled)
+        self.record = replace(self.record, live=sample or self.record.live)
+        if state is not was:
+            reason = Reason.TIMEOUT if stalled else None
+            self.record = replace(self.record, state=state, state_reason=reason)
+            self._welcome(was)
+            self._log.info("state", state=state.value, was=was.value, reason=_value(reason))
 
     async def prefill(self) -> None:
         """Sends one long prompt, for the report; the daemon never does, for it would stall a user's first tokens."""
@@ -150,33 +192,14 @@ class ServerWatch:
         found = await self._probe.ready(identity, 1) or await self._probe.prefill(identity)
         self.record = replace(self.record, prefill=found)
 
-    def _plan(self, *, confirm: bool, busy: bool) -> None:
-        """When to probe next; the duty cycle may put it off further."""
-        now, soon = self._clocks.monotonic(), self._probing.health_interval
-        if busy:
-            # The round goes on where users interrupted it.
-            self.due = now + soon
-            return
-        if self._round_cost:
-            self._duty.settle(self.record.name, self._round_cost)
-        self._owed, self._round_cost = list(self.record.batches), 0.0
-        interval = max(self._probing.interval, self._duty.least_interval(), self._duty.pause())
-        self.record = replace(self.record, interval_seconds=interval)
-        # A first sample below its threshold is worth confirming as soon as the duty cycle allows.
-        self.due = now + (soon if confirm else interval)
-
     def _take_failure(self, reason: Reason) -> None:
         """A round that could not begin: one failed probe, and no batch with a new sample."""
         self._busy_at = None
-        # Where nothing was to be probed, the last probe's result stands.
-        skipped = reason.outcome is Outcome.SKIPPED
-        failed = {
-            b: replace(r, success=r.success if skipped else False, reason=reason)
-            for b, r in self.record.batches.items()
-        }
-        self._count(reason, failed)
-        self._log.warning("no probe", reason=reason.value)
-        self.due = self._clocks.monotonic() + self._probing.interval
+        self.record = with_failure(self.record, reason)
+        if reason is not self._warned:
+            self._log.warning("no probe", reason=reason.value)
+            self._warned = reason
+        self._rounds.failed()
 
     async def _identify(self, known: Identity | None) -> Identity | Reason:
         answer = await identify(self._probe.client, known)
@@ -187,89 +210,65 @@ class ServerWatch:
         return answer
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
-        state, was, self._checked = state_of(answer), self.record.state, True
+        was, self._checked = self.record.state, True
+        state = checked_state(answer, was, stalled=self._stalled)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
             # Another model may come back.
             self._identity = self._cannot = None
         else:
-            if state is ServerState.READY and was is ServerState.BUSY:
-                # Health does not tell whether users are served; only the next cycle does.
-                state = was
             if self.record.model is not None and self.record.model != model:
                 self._cannot = None
                 self._forget_samples()
             if self._cannot is not None:
                 # It looks well, but the last probe found that it does not generate.
                 state = ServerState.UNSUPPORTED
-            if not was.up and any(r.success is False for r in self.record.batches.values()):
-                # It is back.
-                self.due = self._clocks.monotonic()
-            self.record = replace(
-                self.record, state=state, state_reason=self._cannot, slots=answer.props.slots, model=model
-            )
+            why = Reason.TIMEOUT if state is ServerState.STALLED else self._cannot
+            self.record = replace(self.record, state=state, state_reason=why, slots=answer.props.slots, model=model)
             self._identity = answer
+            self._probe.manners.see_sleep(sleeping=answer.props.sleeping)
+            self._welcome(was)
+            if was is ServerState.SLEEPING and state is not was:
+                # Somebody woke it: this may be the only time to probe it before it sleeps again.
+                self._rounds.hurry()
         if state is not was:
             self._log.info("state", state=state.value, was=was.value, reason=_value(self.record.state_reason))
 
+    def _welcome(self, was: ServerState) -> None:
+        """A server that is back is probed at once, where the last probe failed."""
+        if self.record.state.up and not was.up and any(r.success is False for r in self.record.batches.values()):
+            self._rounds.hurry()
+
     def _forget_samples(self) -> None:
-        """Another model: what was measured of the old one is no longer true of this server."""
+        """Another model: a new round is due."""
         self._log.info("model changed")
         self._probe.forget()
-        fresh = {
-            b: BatchRecord(threshold=r.threshold, last_success_timestamp=r.last_success_timestamp)
-            for b, r in self.record.batches.items()
-        }
-        self.record = replace(self.record, batches=fresh)
-        self._owed = list(fresh)
-        self.due = self._clocks.monotonic()
+        self.record = without_samples(self.record)
+        self._rounds.restart()
 
     def _take_reason(self, batch: int, reason: Reason, seconds: float) -> None:
         now = self._clocks.monotonic()
-        if reason is Reason.BUSY:
-            lost = 0.0 if self._busy_at is None else now - self._busy_at
-            spared = {b: replace(r, busy_seconds=r.busy_seconds + lost) for b, r in self.record.batches.items()}
-            self.record = replace(self.record, state=ServerState.BUSY, batches=spared)
-        self._busy_at = now if reason is Reason.BUSY else None
+        users = reason in USERS
+        if users:
+            self.record = with_users(self.record, 0.0 if self._busy_at is None else now - self._busy_at)
+        self._busy_at = now if users else None
         if reason in _CANNOT:
             self._cannot = reason
             self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason)
-        old = self.record.batches[batch]
-        if reason.outcome is Outcome.SKIPPED:
-            # Nothing was probed: the last probe's result stands.
-            new = replace(old, reason=reason)
-        else:
-            new = replace(old, success=False, reason=reason, duration_seconds=seconds)
-        self._count(reason, {batch: new})
+        self.record = with_reason(self.record, batch, reason, seconds)
+        self._rounds.took(reason)
         self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3))
 
-    def _take_sample(self, sample: DecodeSample, seconds: float) -> bool:
-        """Publishes a sample; True when it is the first below its threshold."""
+    def _take_sample(self, sample: DecodeSample, seconds: float) -> None:
+        """Publishes a sample; a first one below its threshold is to be confirmed."""
         self._busy_at = self._cannot = None
-        old = self.record.batches[sample.batch]
-        footprint = self.record.model.footprint if self.record.model else None
-        point = place(sample, footprint, self._roof(self.record.policy))
-        below = old.below_threshold_samples
-        if old.threshold is not None and point.floor_ratio is not None:
-            below = below + 1 if point.floor_ratio < old.threshold else 0
-        new = BatchRecord(
-            sample=sample,
-            success=True,
-            duration_seconds=seconds,
-            last_success_timestamp=self._clocks.unix(),
-            threshold=old.threshold,
-            below_threshold_samples=below,
-        )
-        self.record = replace(
-            self.record,
-            state=ServerState.READY,
-            state_reason=None,
-            succeeded=self.record.succeeded + 1,
-            batches={**self.record.batches, sample.batch: new},
-        )
-        self._log_sample(point, seconds)
-        return below == 1
+        roof, was = self._roof(self.record.policy), self.record.batches[sample.batch].below_threshold_samples
+        self.record = with_sample(self.record, sample, roof, seconds, self._clocks.unix())
+        first_below = was == 0 and self.record.batches[sample.batch].below_threshold_samples == 1
+        self._rounds.took(sample, confirm=first_below)
+        self._warned = None
+        self._log_sample(placed(self.record, sample, roof), seconds)
 
     def _log_sample(self, point: DecodePoint, seconds: float) -> None:
         sample = point.sample
@@ -288,10 +287,6 @@ class ServerWatch:
                 batch=sample.batch,
                 step_gb_per_second=round((point.step_bytes_per_second or 0.0) / 1e9, 1),
             )
-
-    def _count(self, reason: Reason, batches: Mapping[int, BatchRecord]) -> None:
-        counts = {**self.record.counts, reason: self.record.counts.get(reason, 0) + 1}
-        self.record = replace(self.record, counts=counts, batches={**self.record.batches, **batches})
 
 
 def _value(reason: Reason | None) -> str | None:

@@ -1,0 +1,156 @@
+"""How surely a probe notices somebody else's request, and how often it takes nothing for one, on a real server.
+
+    python benchmarks/foreign.py --trials 20 --json foreign.json
+
+Each trial is one probe, at batch 1, 2 or 3 in turn on a server with 4 slots. In half of the trials, in random order, a
+request of 8 to 30 tokens comes and goes while the probe generates. The whole is done twice: on a server that shows its
+slots, and on one started with --no-slots, where the step times alone must tell. Bars: a foreign request voids at least
+19 of 20 probes, and fewer than 1 of 20 undisturbed ones is voided. Other work on the machine makes steps uneven, so the
+number of contended probes is told too; run it on a quiet machine.
+
+Needs the `demo` extra.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from exporter.measure.host import ContentionMeter
+from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.roofline.decode import DecodeSample
+from exporter.roofline.reason import Reason
+from exporter.service.demo import cache_directory
+from exporter.service.demo_model import assemble_model
+from exporter.service.llama_child import LlamaChild
+
+BATCHES = (1, 2, 3)
+VOIDED_BAR, FALSE_BAR = 19 / 20, 1 / 20
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One probe: whether somebody interfered, with how many tokens and when, and what came of it."""
+
+    slots: bool
+    batch: int
+    tokens: int
+    delay: float
+    within: bool
+    result: str
+    contended: bool | None
+
+
+async def interfere(url: str, rng: random.Random, delay: float, tokens: int) -> float:
+    """A user's request after `delay` seconds; when it ended."""
+    await asyncio.sleep(delay)
+    prompt = [rng.randrange(1000, 200_000) for _ in range(rng.choice([4, 20, 60]))]
+    body = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False}
+    async with aiohttp.ClientSession() as session, session.post(url + "/completion", json=body) as answer:
+        await answer.read()
+    return time.monotonic()
+
+
+async def trial(
+    probe: DecodeProbe, url: str, rng: random.Random, batch: int, *, slots: bool, foreign: bool, seconds: float
+) -> Trial:
+    """One probe on an idle server, disturbed or not, that takes about `seconds`."""
+    identity = await identify(probe.client)
+    assert isinstance(identity, Identity), identity
+    while (objection := await probe.ready(identity, batch)) is not None:
+        assert objection in {Reason.BUSY, Reason.SLOTS_IN_USE}, objection
+        await asyncio.sleep(0.2)
+    tokens, delay = rng.choice([8, 8, 15, 30]), rng.uniform(0.05, 0.7) * seconds
+    user = asyncio.ensure_future(interfere(url, rng, delay, tokens)) if foreign else None
+    result = await probe.measure(identity, batch)
+    ended = time.monotonic()
+    within = user is not None and await user < ended
+    return Trial(
+        slots=slots,
+        batch=batch,
+        tokens=tokens if foreign else 0,
+        delay=delay,
+        within=within,
+        result="published" if isinstance(result, DecodeSample) else result.value,
+        contended=result.contended if isinstance(result, DecodeSample) else None,
+    )
+
+
+async def trials(count: int, rng: random.Random, *, slots: bool) -> list[Trial]:
+    """As many disturbed and undisturbed probes of a server that shows its slots or does not."""
+    child = await LlamaChild.start(model=assemble_model(cache_directory()), parallel=4, ctx_size=8192, slots=slots)
+    try:
+        await child.wait_ready(120)
+        async with open_session(child.url, None) as session:
+            contention = ContentionMeter(Path("/proc"), Path("/sys"), time.monotonic)
+            client = LlamaClient(session, child.url, None)
+            probe = DecodeProbe(client, contention, time.monotonic, seconds=2.0, timeout=120)
+            took = {}
+            for batch in BATCHES:
+                # The first probe of a batch finds the model's speed; the second one tells how long a probe takes.
+                for _ in range(2):
+                    began = time.monotonic()
+                    await trial(probe, child.url, rng, batch, slots=slots, foreign=False, seconds=1.0)
+                    took[batch] = time.monotonic() - began
+            found = []
+            plan = [(BATCHES[i // 2 % len(BATCHES)], i % 2 == 0) for i in range(2 * count)]
+            rng.shuffle(plan)
+            for batch, foreign in plan:
+                one = await trial(
+                    probe, child.url, rng, batch, slots=slots, foreign=foreign, seconds=min(2.0, took[batch])
+                )
+                print(one, flush=True)
+                found.append(one)
+            return found
+    finally:
+        await child.stop()
+
+
+def show(found: list[Trial], json_file: Path | None) -> None:
+    """Prints the counts against the bars, and writes every trial to a file as JSON."""
+    table = Table(title="A foreign request during a probe")
+    for head in ("/slots", "probes", "number", "voided", "bar", "reasons", "contended"):
+        table.add_column(head)
+    for slots in sorted({t.slots for t in found}, reverse=True):
+        for foreign in (True, False):
+            kind = [t for t in found if t.slots is slots and bool(t.tokens) is foreign]
+            voided = [t for t in kind if t.result != "published"]
+            share = len(voided) / len(kind)
+            met = share >= VOIDED_BAR if foreign else share < FALSE_BAR
+            bar = f"{'>= 19' if foreign else '< 1'} of 20 {'met' if met else 'MISSED'}"
+            reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(t.result for t in voided).items())
+            contended = str(sum(bool(t.contended) for t in kind))
+            what = "disturbed" if foreign else "undisturbed"
+            table.add_row("on" if slots else "off", what, str(len(kind)), str(len(voided)), bar, reasons, contended)
+    Console(width=140).print(table)
+    if json_file is not None:
+        machine = {"cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()}
+        json_file.write_text(json.dumps({"machine": machine, "trials": [asdict(t) for t in found]}, indent=2))
+
+
+async def main() -> None:
+    """Runs the trials and prints the counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, default=20, help="disturbed probes, and as many undisturbed, each way")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    found = []
+    for slots in (True, False):
+        found += await trials(options.trials, rng, slots=slots)
+    show(found, options.json)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

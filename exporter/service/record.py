@@ -1,0 +1,73 @@
+"""What becomes of a server's record when something is learnt: pure changes, each giving the whole new record."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from exporter.roofline.ceiling import Roof
+from exporter.roofline.decode import DecodePoint, DecodeSample, place
+from exporter.roofline.reason import Outcome, Reason
+from exporter.roofline.snapshot import BatchRecord, Server, ServerState
+
+
+def with_reason(server: Server, batch: int, reason: Reason, seconds: float) -> Server:
+    """A batch that gave no sample, after `seconds`; where nothing was probed, the last probe's result stands."""
+    old = server.batches[batch]
+    if reason.outcome is Outcome.SKIPPED:
+        return _counted(server, reason, {batch: replace(old, reason=reason)})
+    return _counted(server, reason, {batch: replace(old, success=False, reason=reason, duration_seconds=seconds)})
+
+
+def with_failure(server: Server, reason: Reason) -> Server:
+    """A round that could not begin: counted once, for all batches."""
+    skipped = reason.outcome is Outcome.SKIPPED
+    batches = {b: replace(r, success=r.success if skipped else False, reason=reason) for b, r in server.batches.items()}
+    return _counted(server, reason, batches)
+
+
+def with_users(server: Server, seconds: float) -> Server:
+    """Users were there for `seconds` more: that time does not age the samples."""
+    spared = {b: replace(r, busy_seconds=r.busy_seconds + seconds) for b, r in server.batches.items()}
+    return replace(server, state=ServerState.BUSY, batches=spared)
+
+
+def with_sample(server: Server, sample: DecodeSample, roof: Roof, seconds: float, unix: float) -> Server:
+    """A sample to publish, which took `seconds` and came at that Unix time."""
+    old = server.batches[sample.batch]
+    point = placed(server, sample, roof)
+    below = old.below_threshold_samples
+    if old.threshold is not None and point.floor_ratio is not None:
+        below = below + 1 if point.floor_ratio < old.threshold else 0
+    new = BatchRecord(
+        sample=sample,
+        success=True,
+        duration_seconds=seconds,
+        last_success_timestamp=unix,
+        threshold=old.threshold,
+        below_threshold_samples=below,
+    )
+    return replace(
+        server,
+        state=ServerState.READY,
+        state_reason=None,
+        succeeded=server.succeeded + 1,
+        batches={**server.batches, sample.batch: new},
+    )
+
+
+def placed(server: Server, sample: DecodeSample, roof: Roof) -> DecodePoint:
+    """The sample under the server's roof."""
+    return place(sample, server.model.footprint if server.model else None, roof)
+
+
+def without_samples(server: Server) -> Server:
+    """Another model: what was measured of the old one is no longer true of this server."""
+    fresh = {
+        b: BatchRecord(threshold=r.threshold, last_success_timestamp=r.last_success_timestamp)
+        for b, r in server.batches.items()
+    }
+    return replace(server, batches=fresh, live=None)
+
+
+def _counted(server: Server, reason: Reason, batches: Mapping[int, BatchRecord]) -> Server:
+    counts = {**server.counts, reason: server.counts.get(reason, 0) + 1}
+    return replace(server, counts=counts, batches={**server.batches, **batches})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_llama_answers import Model
-from fake_llama_behaviour import Behaviour, Intruder, Raw, RouterModel
+from fake_llama_behaviour import Behaviour, Raw, RouterModel
 
 from exporter.roofline.reason import Reason
 
@@ -283,6 +283,5 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "sizes of 2^63": at(
         "/v1/models", answer(json.dumps({"data": [{"meta": {"size": 2**63, "n_params": -1}}]}).encode())
     ),
-    "a user too short to see": {"intruders": (Intruder(5, 1, 1),), "prompt_seconds": 0.0},
     "single times that are none": {"timings_without": frozenset({"cache_n", "prompt_n", "prompt_ms"})},
 }

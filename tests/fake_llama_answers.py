@@ -32,6 +32,8 @@ def error(status: int, kind: str, message: str, **more: int) -> dict[str, Json]:
     return {"error": {"code": status, "message": message, "type": kind, **more}}
 
 
+MEDIA_MARKER = "<__media_K6Ej3fDT9sTI8j2na87h2uGytteKsTgW__>"  # another one at each start
+
 LOADING = error(503, "unavailable_error", "Loading model")
 NO_SLOT = error(503, "unavailable_error", "no slot available")
 UNAUTHORIZED = error(401, "authentication_error", "Invalid API Key")
@@ -126,7 +128,7 @@ def props(
         "model_ftype": model.ftype,
         "model_path": model.path,
         "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "<__media_K6Ej3fDT9sTI8j2na87h2uGytteKsTgW__>",
+        "media_marker": MEDIA_MARKER,
         "endpoint_slots": slots,
         "endpoint_props": False,
         "endpoint_metrics": metrics,

@@ -234,6 +234,9 @@ _STREAM: dict[str, Case] = {
     "a cached prompt": Case(Reason.CACHED_PROMPT, {"cache_n": 4}),
     "another prompt": Case(Reason.CACHED_PROMPT, _timed(prompt_n=999)),
     "drafted tokens": Case(Reason.SPECULATIVE, _timed(draft_n=7)),
+    "a user too short for the timings": Case(
+        Reason.FOREIGN_REQUEST, {"intruders": (Intruder(5, 1, 1),), "prompt_seconds": 0.0}
+    ),
     "a user afterwards": Case(Reason.FOREIGN_REQUEST, {"foreign": frozenset({"after"})}),
     "no timings": Case(Reason.BAD_TIMINGS, {"drop_timings": True}),
     "timings as a list": Case(

@@ -18,7 +18,8 @@ from exporter.measure.gguf import read_gguf
 from exporter.measure.gguf_types import GgufHeader
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
-from exporter.measure.probe import DecodeProbe, Identity, identify, prefill_prompt
+from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.measure.prompts import prefill_prompt
 from exporter.present.report import Format, report_text
 from exporter.roofline.architecture import footprint_of
 from exporter.roofline.ceiling import CeilingSource, Roof

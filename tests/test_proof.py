@@ -76,6 +76,98 @@ def test_older_builds_that_say_less_are_believed_where_the_rest_agrees() -> None
     assert timing.step_seconds == pytest.approx(0.020)
 
 
+def timed(steps: list[float], **changes: object) -> Stream:
+    """A stream with these single steps, milliseconds."""
+    marks = [0.0]
+    for step in steps:
+        marks.append(marks[-1] + step)
+    return replace(stream(0), token_ms=tuple(marks), predicted_ms=marks[-1], **changes)  # type: ignore[arg-type]
+
+
+def test_warm_up_and_single_stalls_do_not_move_the_step_time() -> None:
+    """Three slow steps at the start, and two stalls of a busy machine among 32 steps."""
+    steps = [20.0] * (TOKENS - 1)
+    steps[:3] = [60.0, 40.0, 30.0]
+    steps[12] = steps[25] = 90.0
+    timing = prove((timed(steps),), 1, TOKENS, PROMPT)
+    assert isinstance(timing, StepTiming)
+    assert timing.step_seconds == pytest.approx(0.020)
+    assert timing.spread_ratio == pytest.approx(0, abs=1e-9)
+
+
+def test_steps_that_belong_to_every_long_run_count() -> None:
+    """One step in five is a third slower: a median would leave that out, the mean of a long run has it."""
+    steps = [26.0 if i % 5 == 0 else 20.0 for i in range(TOKENS - 1)]
+    timing = prove((timed(steps),), 1, TOKENS, PROMPT)
+    assert isinstance(timing, StepTiming)
+    assert timing.step_seconds == pytest.approx(0.0212, rel=0.03)
+    assert timing.step_seconds > 0.0205
+
+
+@pytest.mark.parametrize(
+    "token_ms",
+    [
+        (0.0, 20.0, 10.0, *(20.0 * i for i in range(3, TOKENS))),
+        tuple(-20.0 + 20.0 * i for i in range(TOKENS)),
+        tuple(10.0 * i for i in range(TOKENS)),
+        tuple(30.0 * i for i in range(TOKENS)),
+        tuple(20.0 * i for i in range(TOKENS + 1)),
+        (0.0, 700.0),
+    ],
+    ids=["backwards", "negative", "half of the whole", "more than the whole", "a token too many", "later than the end"],
+)
+def test_single_times_that_contradict_the_whole(token_ms: tuple[float, ...]) -> None:
+    assert prove((replace(stream(0), token_ms=token_ms),), 1, TOKENS, PROMPT) is Reason.BAD_TIMINGS
+
+
+def test_a_stream_that_began_some_steps_earlier_was_alone_meanwhile() -> None:
+    """Six steps before the other: somebody held a slot until then."""
+    late = replace(PAIR[1], first_event=12, last_event=PAIR[1].last_event + 12)
+    assert prove((PAIR[0], late), 2, TOKENS, PROMPT) is Reason.NOT_TOGETHER
+    split = replace(PAIR[1], first_event=5, last_event=PAIR[1].last_event + 4)
+    assert isinstance(prove((PAIR[0], split), 2, TOKENS, PROMPT), StepTiming)
+
+
+def drafting(per_step: list[int], step_ms: float = 20.0) -> Stream:
+    """A stream whose steps gave these numbers of tokens each, those of a step 0.01 ms apart."""
+    marks = [0.0]
+    for number, tokens in enumerate(per_step, start=1):
+        marks += [number * step_ms + 0.01 * i for i in range(tokens)]
+    accepted = sum(per_step) - len(per_step)
+    return replace(
+        stream(0),
+        predicted=len(marks),
+        predicted_ms=marks[-1],
+        token_ms=tuple(marks),
+        drafted=4 * len(per_step),
+        accepted=accepted,
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=4, max_size=60))
+def test_with_drafts_a_step_is_one_of_the_model_itself(per_step: list[int]) -> None:
+    one = drafting(per_step)
+    assert one.predicted is not None
+    timing = prove((one,), 1, one.predicted, PROMPT)
+    assert isinstance(timing, StepTiming)
+    assert timing.speculative
+    assert timing.steps == len(per_step)
+    assert timing.step_seconds == pytest.approx(0.020, rel=0.02)
+    assert timing.tokens_per_step == pytest.approx(sum(per_step) / len(per_step))
+
+
+def test_what_drafts_leave_unproven() -> None:
+    one = drafting([3, 1, 5, 2, 2, 4, 1, 1])
+    assert one.predicted is not None
+    other = replace(one, slot=1)
+    assert prove((one, other), 2, one.predicted, PROMPT) is Reason.SPECULATIVE
+    for accepted in (None, -1, one.predicted - 1, 2):
+        assert prove((replace(one, accepted=accepted),), 1, one.predicted, PROMPT) is Reason.BAD_TIMINGS
+    untimed = prove((replace(one, token_ms=()),), 1, one.predicted, PROMPT)
+    assert isinstance(untimed, StepTiming)
+    assert untimed.step_seconds == pytest.approx(0.020, rel=0.01)
+
+
 def test_a_single_stream_needs_no_slot() -> None:
     assert isinstance(prove((replace(stream(0), slot=None),), 1, TOKENS, PROMPT), StepTiming)
 

@@ -15,6 +15,7 @@ from fake_llama_answers import Model
 from exporter.config import BandwidthSettings, ProbeSettings, ServerSettings, Settings
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.manners import Manners
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
 from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, Roof, RoofPolicy, ThreadScope
@@ -129,6 +130,7 @@ async def bench(
     server: dict[str, object] | None = None,
     probe: dict[str, object] | None = None,
     machine: dict[str, object] | None = None,
+    sleep_idle: float | None = None,
 ) -> AsyncIterator[Bench]:
     moment = ManualTime()
     server_settings = ServerSettings.model_validate({"name": "local", "url": fake.url, **(server or {})})
@@ -148,7 +150,8 @@ async def bench(
         def watches(roof: Callable[[RoofPolicy], Roof]) -> Sequence[ServerWatch]:
             # Probes are timed by the real clock: the fake answers at once.
             contention = ContentionMeter(tmp_path, tmp_path, time.monotonic)
-            maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5)
+            manners = Manners(moment.monotonic, settings.probe.interval, settings.probe.health_interval, sleep_idle)
+            maker = DecodeProbe(client, contention, moment.monotonic, seconds=0.5, timeout=5, manners=manners)
             makers.append(maker)
             made.append(
                 ServerWatch(

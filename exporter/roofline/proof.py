@@ -192,8 +192,8 @@ def _speculative(streams: Sequence[Stream], tokens: int, depth: float) -> StepTi
     waits = _single_steps(stream.token_ms)
     longest = sorted(sorted(range(len(waits)), key=waits.__getitem__)[-steps:])
     step_ms = tuple(waits[i] for i in longest)
-    if sum(step_ms) < (1 - MAX_DISAGREEMENT) * total:
-        # Waits within a step that long are steps of their own: the count of accepted tokens is wrong.
+    if sum(step_ms) < (1 - MAX_DISAGREEMENT) * total or min(step_ms) < MAX_DISAGREEMENT * fmean(step_ms):
+        # Waits within a step that long are steps of their own, and steps that short are none: the count is wrong.
         return Reason.BAD_TIMINGS
     # The mean, not the typical one: steps differ in the length of their drafts, and tokens/s needs them all.
     return StepTiming(total / steps / 1e3, _spread(step_ms), steps, depth, (), gain, speculative=True)

@@ -1,5 +1,6 @@
 """One watched server: its record, kept up to date by health checks and probe cycles."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ class ServerWatch:
         self._identity: Identity | None = None
         self._cannot: Reason | None = None
         self._busy_at: float | None = None
+        self._generating, self._generated_at = False, -math.inf
         self._checked = False
         self._stalled = False
         self._warned: Reason | None = None
@@ -215,6 +217,8 @@ class ServerWatch:
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
+            if answer is Reason.SLEEPING:
+                self._probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
             self._identity = self._cannot = None
         else:

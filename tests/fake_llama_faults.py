@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_llama_answers import Model
-from fake_llama_behaviour import Behaviour, Raw, RouterModel
+from fake_llama_behaviour import Behaviour, Intruder, Raw, RouterModel
 
 from exporter.roofline.reason import Reason
 

@@ -6,7 +6,7 @@ Each trial is one probe, at batch 1, 2 or 3 in turn on a server with 4 slots. In
 request of 8 to 30 tokens comes and goes while the probe generates. The whole is done twice: on a server that shows its
 slots, and on one started with --no-slots, where the step times alone must tell. Bars: a foreign request voids at least
 19 of 20 probes, and fewer than 1 of 20 undisturbed ones is voided. Other work on the machine makes steps uneven, so the
-number of contended probes is told too; run it on a quiet machine.
+number of contended probes is told too; on a machine that others use, give the server fewer threads than CPUs.
 
 Needs the `demo` extra.
 """
@@ -86,9 +86,10 @@ async def trial(
     )
 
 
-async def trials(count: int, rng: random.Random, *, slots: bool) -> list[Trial]:
+async def trials(count: int, rng: random.Random, *, slots: bool, threads: int | None) -> list[Trial]:
     """As many disturbed and undisturbed probes of a server that shows its slots or does not."""
-    child = await LlamaChild.start(model=assemble_model(cache_directory()), parallel=4, ctx_size=8192, slots=slots)
+    model = assemble_model(cache_directory())
+    child = await LlamaChild.start(model=model, parallel=4, ctx_size=8192, slots=slots, threads=threads)
     try:
         await child.wait_ready(120)
         async with open_session(child.url, None) as session:
@@ -142,13 +143,14 @@ async def main() -> None:
     """Runs the trials and prints the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=20, help="disturbed probes, and as many undisturbed, each way")
+    parser.add_argument("--threads", type=int, help="of the server; by default its own choice")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     found = []
     for slots in (True, False):
-        found += await trials(options.trials, rng, slots=slots)
+        found += await trials(options.trials, rng, slots=slots, threads=options.threads)
     show(found, options.json)
 
 

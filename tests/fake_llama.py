@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fake_llama_answers import Json
 
-__all__ = ["Behaviour", "FakeLlama", "Fault", "Intruder", "Raw", "Received", "RouterModel"]
+__all__ = ["Behaviour", "FakeLlama", "Fault", "Intruder", "Phase", "Raw", "Received", "RouterModel"]
 
 _HTML = "<html><head><title>502 Bad Gateway</title></head><body><h1>502</h1>nginx</body></html>"
 

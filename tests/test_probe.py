@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,23 @@ async def test_scattered_slots_are_tried_again_with_other_prompts(tmp_path: Path
         result = await probe_of(client, tmp_path).measure(identity, 2)
         assert isinstance(result, DecodeSample)
         assert result.step_seconds == pytest.approx(0.01, rel=0.02)
-        assert fake.asked("/completion") - before == 3  # scattered, adjacent, and the real run on the same slots
+        # Scattered, two prompts seated side by side, adjacent, and the real run on the same slots.
+        assert fake.asked("/completion") - before == 5
+
+
+async def test_streams_come_together_in_whatever_order_users_left_the_slots(tmp_path: Path) -> None:
+    """All orders of use of 4 slots: no batch stays scattered, and the slot with a conversation keeps it."""
+    for order in permutations(range(4)):
+        behaviour = Behaviour(split_kv=True, step_seconds=lambda _: 0.01)
+        async with FakeLlama(behaviour) as fake, client_of(fake) as client:
+            identity = await identify(client)
+            assert isinstance(identity, Identity)
+            for slot in order:
+                await client.complete([[1000 * slot + i for i in range(PROMPT_TOKENS)]], 4, 5, slot)
+            for batch in (2, 3):
+                probe = probe_of(client, tmp_path)
+                assert await probe.ready(identity, batch) is None
+                assert isinstance(await probe.measure(identity, batch), DecodeSample), (order, batch)
 
 
 async def test_a_sleeping_model_is_asked_nothing_that_wakes_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from test_probe import client_of, probe_of
 from test_scheduler import bench
 
 from exporter.measure.answers import Props
+from exporter.measure.courtesy import complete_politely
 from exporter.measure.llama import LlamaClient
 from exporter.measure.probe import Identity, identify
 from exporter.roofline.decode import DecodeSample
@@ -98,8 +99,8 @@ async def test_a_users_conversation_is_not_pushed_out(tmp_path: Path) -> None:
 
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.measure.probe.POLITE_SECONDS", 0.2)
-    monkeypatch.setattr("exporter.measure.probe.GLANCE_SECONDS", 0.1)
+    monkeypatch.setattr("exporter.measure.courtesy.POLITE_SECONDS", 0.2)
+    monkeypatch.setattr("exporter.measure.courtesy.GLANCE_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +117,16 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_long_probe_gives_way_to_a_user(
     change: dict[str, object],
     gives_way: bool,  # noqa: FBT001
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It looks once it takes long, closes its connection, and the server stops generating for it."""
     hurried(monkeypatch)
     async with FakeLlama(Behaviour(real_time=True, step_seconds=lambda _: 0.05)) as fake, client_of(fake) as client:
-        probe, identity = probe_of(client, tmp_path, seconds=1.0), await seen(client)
-        probe._step_seconds[1] = 0.05
+        identity = await seen(client)
         for name, value in change.items():
             setattr(fake.behaviour, name, value)
         identity = replace(identity, props=told(identity.props, fake.behaviour))
-        result = await probe._complete(identity, [[1, 2, 3]], 21)
+        result = await complete_politely(client, identity.props, [[1, 2, 3]], 21, 10)
         assert (result is Reason.GAVE_WAY) == gives_way
         fake.behaviour.faults, fake.behaviour.foreign = {}, frozenset()
         await asyncio.sleep(0.3)
@@ -138,14 +137,12 @@ def told(props: Props, behaviour: Behaviour) -> Props:
     return replace(props, has_slots_endpoint=behaviour.slots_enabled, has_metrics_endpoint=behaviour.metrics_enabled)
 
 
-async def test_with_every_slot_ours_a_waiting_user_shows_in_the_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_every_slot_ours_a_waiting_user_shows_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     hurried(monkeypatch)
     behaviour = Behaviour(real_time=True, step_seconds=lambda _: 0.05, n_slots=2)
     async with FakeLlama(behaviour) as fake, client_of(fake) as client:
-        probe, identity = probe_of(client, tmp_path), await seen(client)
-        ours = asyncio.ensure_future(probe._complete(identity, [[1, 2], [3, 4]], 60))
+        props = (await seen(client)).props
+        ours = asyncio.ensure_future(complete_politely(client, props, [[1, 2], [3, 4]], 60, 10))
         await asyncio.sleep(0.1)
         began = time.monotonic()
         await client_of_user(fake, 2)

@@ -2,18 +2,18 @@
 
 import json
 import math
+import re
 from typing import Final
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.roofline.counters import Counters
 from exporter.roofline.reason import Reason
 
 RESTART_HEADER: Final = "Process-Start-Time-Unix"
 """Not Unix time in any version, but microseconds since the machine's start: it serves as a token of this process."""
-_PREFIX: Final = "llamacpp:"
 MAX_BYTES: Final = 64 << 10
 """Twenty times what a server sends; parsing more would hold the event loop."""
+_LINE: Final = re.compile(r"^llamacpp:(\w+)[ \t]+(\S+)", re.MULTILINE)
+"""A series without labels. (A parser for Prometheus's text renames a counter like n_tokens_max, which lacks _total.)"""
 
 
 def parse_counters(body: bytes, restart: str | None, at: float) -> Counters | Reason:
@@ -30,12 +30,7 @@ def parse_counters(body: bytes, restart: str | None, at: float) -> Counters | Re
         text = body.decode()
         if text.startswith('"'):
             text = json.loads(text)
-        values = {
-            sample.name.removeprefix(_PREFIX): float(sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name.startswith(_PREFIX) and not sample.labels
-        }
+        values = {name: float(value) for name, value in _LINE.findall(text)}
     except (ValueError, RecursionError):
         return Reason.BAD_ANSWER
     # A value that is no number says nothing: builds before March 2025 print -nan.

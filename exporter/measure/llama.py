@@ -120,7 +120,7 @@ class LlamaClient:
         return await self._ask("GET", "/metrics" + _query(listed), timeout, read)
 
     async def complete(
-        self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float
+        self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float, slot: int | None = None
     ) -> tuple[Stream, ...] | Reason:
         """Generates `tokens` tokens for each prompt in one request (POST /completion), greedily, never ending early.
 
@@ -128,6 +128,7 @@ class LlamaClient:
             prompts: Token ids of each prompt.
             tokens: Tokens of each stream, the first included.
             timeout: Seconds for the whole request.
+            slot: Which slot a single prompt goes to, an idle one; None leaves the choice to the server.
         """
         listed = await self._loaded(min(timeout, LIST_TIMEOUT))
         if isinstance(listed, Reason):
@@ -153,6 +154,8 @@ class LlamaClient:
                 return Reason.BAD_ANSWER
             return await self._streams(response, len(prompts), len(prompts) * tokens)
 
+        if slot is not None:
+            request["id_slot"] = slot
         if listed is not None:
             request["model"] = listed.name
         return await self._ask("POST", "/completion" + _query(listed), timeout, read, request)

@@ -5,13 +5,13 @@ left to its users, and a batch that the server has no slots for is skipped, not 
 somebody else asked for meanwhile voids it.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
 from exporter.measure.answers import Props
+from exporter.measure.courtesy import complete_politely
 from exporter.measure.host import ContentionMeter
 from exporter.measure.listing import ModelSize
 from exporter.measure.llama import LlamaClient
@@ -22,7 +22,7 @@ from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample, prove_prefi
 from exporter.roofline.proof import MIN_STEPS, StepTiming, Stream, prove, steps_to_probe
 from exporter.roofline.ramp import has_ramp
 from exporter.roofline.reason import Reason
-from exporter.roofline.slots import Slot, busy, others, touched
+from exporter.roofline.slots import Slot, busy, touched
 from exporter.roofline.snapshot import ServerState
 
 MAX_STEPS: Final = 256
@@ -31,10 +31,6 @@ MAX_TOKENS: Final = 1024
 """More tokens than this are not asked for, however many of them a draft gives at once."""
 ASK_TIMEOUT: Final = 5.0
 """Seconds for each of the small questions (health, props, model size, slots)."""
-POLITE_SECONDS: Final = 3.0
-"""A probe longer than this looks out for users who wait for it."""
-GLANCE_SECONDS: Final = 1.0
-"""How often it looks, and for how long at most: older builds answer between two decodes only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +205,21 @@ class DecodeProbe:
         return self._step_seconds[max(known)] * batch / max(known) if known else None
 
     async def _generate(self, identity: Identity, batch: int, steps: int) -> _Run | Reason:
-        """One proven run; where the streams landed on scattered slots, other prompts may land them side by side."""
+        """One proven run; where the streams landed on scattered slots, other prompts are seated side by side first."""
         run: _Run | Reason = Reason.SCATTERED_SLOTS
         for _ in range(PROMPT_FAMILIES):
             run = await self._generate_once(identity, batch, steps)
             if run is not Reason.SCATTERED_SLOTS:
                 break
             self._family = (self._family + 1) % PROMPT_FAMILIES
+            await self._seat(identity, probe_prompts(batch, identity.size.vocabulary, self._family))
         return run
 
     async def _generate_once(self, identity: Identity, batch: int, steps: int) -> _Run | Reason:
         tokens = min(ceil(steps * self._gain), MAX_TOKENS, _most_steps(identity)) + 1
         prompts = probe_prompts(batch, identity.size.vocabulary, self._family)
         reading = self._contention.read()
-        streams = await self._complete(identity, prompts, tokens)
+        streams = await complete_politely(self.client, identity.props, prompts, tokens, self._timeout)
         contended = self._contention.contended_since(reading)
         self.manners.touched()
         if isinstance(streams, Reason):
@@ -237,36 +234,21 @@ class DecodeProbe:
             return Reason.FOREIGN_REQUEST
         return _Run(timing, contended)
 
-    async def _complete(
-        self, identity: Identity, prompts: Sequence[Sequence[int]], tokens: int
-    ) -> tuple[Stream, ...] | Reason:
-        """The streams; a request that takes long is given up for a user who waits."""
-        request = asyncio.ensure_future(self.client.complete(prompts, tokens, self._timeout))
-        pause = POLITE_SECONDS
-        try:
-            while not (await asyncio.wait({request}, timeout=pause))[0]:
-                pause = GLANCE_SECONDS
-                if await self._somebody_waits(identity, len(prompts)):
-                    return Reason.GAVE_WAY
-            return request.result()
-        finally:
-            # Closing the connection makes the server stop.
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
+    async def _seat(self, identity: Identity, prompts: Sequence[Sequence[int]]) -> None:
+        """Puts each prompt into a slot of its own, side by side, so that the next request for them finds them there.
 
-    async def _somebody_waits(self, identity: Identity, batch: int) -> bool:
-        """Whether a user's request is there beside our streams; what the server does not tell in time is no."""
-        slots = await self.client.slots(GLANCE_SECONDS) if identity.props.has_slots_endpoint else None
-        if isinstance(slots, tuple):
-            if others(slots, batch):
-                return True
-            if busy(slots) < identity.props.slots:
-                return False
-        # Every slot is ours, or not shown: who waits is counted in the metrics alone.
-        if not identity.props.has_metrics_endpoint:
-            return False
-        counters = await self.client.counters(GLANCE_SECONDS, self._clock())
-        return not isinstance(counters, Reason) and counters.processing + counters.deferred > batch
+        Where users' requests leave the slots used longest ago apart, the streams of a batch land apart. The slots with
+        the least of users' tokens are taken.
+        """
+        if isinstance(self._before, tuple):
+            taken = {s.number: 0 if s.probe else s.tokens or 0 for s in self._before}
+        else:
+            taken = {}
+        places = range(identity.props.slots - len(prompts) + 1)
+        first = min(places, key=lambda n: sum(taken.get(n + i, 0) for i in range(len(prompts))))
+        for slot, prompt in enumerate(prompts, start=first):
+            await self.client.complete([prompt], 1, self._timeout, slot)
+        self._before = await self._look(identity)
 
     async def _witnessed(self, identity: Identity, streams: Sequence[Stream]) -> bool | Reason:
         """Whether the slots bear witness that nobody else was served meanwhile; a reason when somebody was."""

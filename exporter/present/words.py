@@ -88,7 +88,7 @@ STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
         ServerState.UNAUTHORIZED: "the server refuses the exporter's API key, or wants one",
         ServerState.UNREACHABLE: "the server does not answer",
         ServerState.UNSUPPORTED: "something answers, but it cannot be measured as a llama.cpp server",
-        ServerState.STALLED: "the server says that it is well, but does not generate",
+        ServerState.STALLED: "the server accepts requests, but makes no progress with them",
     }
 )
 """One sentence for each state of a server."""

@@ -243,9 +243,12 @@ def _follows(run: Run, new: Run) -> bool:
 
 
 def _error(runs: Iterable[Run]) -> float:
-    """Relative error of the runs' mean: errors of different runs are unrelated, so their squares add."""
-    runs = list(runs)
-    return sqrt(sum(run.error_seconds**2 for run in runs)) / sum(run.seconds for run in runs)
+    """Relative error of the runs' mean: errors of runs that are apart are unrelated, so their squares add."""
+    apart: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.began):
+        joins = bool(apart) and _follows(apart[-1], run)
+        apart = [*apart[:-1], apart[-1].then(run)] if joins else [*apart, run]
+    return sqrt(sum(run.error_seconds**2 for run in apart)) / sum(run.seconds for run in apart)
 
 
 def _shares(runs: Sequence[Run]) -> tuple[LiveShare, ...]:

@@ -1,6 +1,7 @@
 """Watching one server's own users: gentle polls, never during a probe of ours, never of a model that may sleep."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 
@@ -29,6 +30,9 @@ AFTER_PROBE_SECONDS: Final = 2.0
 LONGEST_PAUSE_SECONDS: Final = 600.0
 _REFUSED: Final = frozenset({Reason.NOT_SUPPORTED, Reason.NOT_LLAMA, Reason.UNAUTHORIZED})
 """The endpoint is switched off, or is not for us; that changes only when the server is started anew."""
+
+_GONE: Final = frozenset({Reason.UNREACHABLE, Reason.LOADING})
+"""The server went away, or came anew."""
 
 Mode = Literal["slots", "metrics", "off"]
 
@@ -67,6 +71,8 @@ class LiveWatch:
         self._counters = CounterTrack()
         self._progress = Progress(clock())
         self._users = False
+        self._model = watch.record.model
+        self._gone_at = -math.inf
         self._failures = 0
         self._told: Reason | None = None
         self._log = log.bind(server=settings.name)
@@ -89,7 +95,12 @@ class LiveWatch:
         if self._watch.probed_since(self._clock() - AFTER_PROBE_SECONDS):
             self._cut()
             return AFTER_PROBE_SECONDS
-        if state not in {ServerState.READY, ServerState.BUSY, ServerState.STALLED}:
+        if self._watch.record.model != self._model:
+            # What was seen of another model is not this one's.
+            self._model, self._track = self._watch.record.model, LiveTrack()
+            self._cut()
+        awaits_check = self._watch.record.checked_at <= self._gone_at
+        if awaits_check or state not in {ServerState.READY, ServerState.BUSY, ServerState.STALLED}:
             self._cut()
             return min(PACE_SECONDS, self._interval)
         if not self._users:
@@ -98,7 +109,7 @@ class LiveWatch:
             if asleep is True:
                 return self._switch_off()
             if isinstance(asleep, Reason):
-                self._cut()
+                self._lost(asleep)
                 return self._interval
         asked = self._clock()
         fault = await (self._poll_slots() if self._mode == "slots" else self._poll_counters())
@@ -120,22 +131,21 @@ class LiveWatch:
         now = self._clock()
         if isinstance(poll, Reason):
             if poll is not Reason.TIMEOUT:
-                self._cut()
                 return poll
             # A server that hangs in its work answers this no more; its slots are as they were last seen.
             self._track, self._progress = self._track.cut(), self._progress.unanswered()
-            self._tell(now)
+            if self._has_stalled(now):
+                self._watch.take_live(None, users=self._users, stalled=True)
             return poll
         self._track = self._track.add(poll)
         self._progress = self._progress.seen(poll.slots, now)
         self._users = busy(poll.slots) > 0
-        self._tell(now)
+        self._watch.take_live(self._track.sample(), users=self._users, stalled=self._has_stalled(now))
         return None
 
-    def _tell(self, now: float) -> None:
+    def _has_stalled(self, now: float) -> bool:
         steps = [r.sample.step_seconds for r in self._watch.record.batches.values() if r.sample is not None]
-        stalled = self._progress.stalled(now, self._interval, max(steps, default=0.0))
-        self._watch.take_live(self._track.sample(), users=self._users, stalled=stalled)
+        return self._progress.stalled(now, self._interval, max(steps, default=0.0))
 
     async def _poll_counters(self) -> Reason | None:
         asked = self._clock()
@@ -156,6 +166,12 @@ class LiveWatch:
         self._progress = Progress(self._clock())
         self._users = False
 
+    def _lost(self, fault: Reason) -> None:
+        """After a failure nothing joins; where another server or model may come back, a health check tells which."""
+        self._cut()
+        if fault in _GONE:
+            self._gone_at = self._clock()
+
     def _failed(self, fault: Reason) -> float:
         """Each failure in a row doubles the pause; one that will stay is told once and asked about rarely."""
         self._failures += 1
@@ -166,8 +182,10 @@ class LiveWatch:
             if self._mode == "slots" and self._fallback:
                 self._mode, self._failures, self._told = "metrics", 0, None
                 return PACE_SECONDS
-            self._users = False
+            self._cut()
             return LONGEST_PAUSE_SECONDS
+        if fault is not Reason.TIMEOUT:
+            self._lost(fault)
         most = max(self._interval, 8 * PACE_SECONDS)
         return float(min(most, PACE_SECONDS * 2 ** min(self._failures, 10)))
 

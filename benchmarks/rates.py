@@ -1,0 +1,127 @@
+"""The probe's rates against a long independent run of the same server, pair by pair, at batch 1, 2 and 4.
+
+    python benchmarks/rates.py --pairs 7 --seconds 8 --json rates.json
+
+The independent run shares no code with the probe: it streams completions over http.client for some seconds and counts
+the tokens that arrive, (n - 1) / wall for each request, on its own clock and on no timings of the server's. Its
+requests are as long as the probe's, so that the cache is as deep. Probe and run follow each other directly, in random
+order. Bar: the medians are within 3 %. On a machine that others use too, give the server fewer threads than CPUs.
+
+Needs the `demo` extra.
+"""
+
+import argparse
+import asyncio
+import http.client
+import json
+import random
+import time
+from pathlib import Path
+from statistics import median
+
+from pairs import Comparison, show
+
+from exporter.measure.host import ContentionMeter
+from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.roofline.decode import DecodeSample
+from exporter.service.demo import cache_directory
+from exporter.service.demo_model import assemble_model
+from exporter.service.llama_child import LlamaChild
+
+BATCHES = (1, 2, 4)
+BAR = 0.03
+
+
+def arrivals(port: int, batch: int, tokens: int, rng: random.Random) -> list[float]:
+    """When each token of `batch` streams arrived, seconds on this process's clock."""
+    prompts = [[rng.randrange(5000, 200_000) for _ in range(16)] for _ in range(batch)]
+    body = {"prompt": prompts, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, "top_k": 1}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        connection.request(
+            "POST", "/completion", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
+        )
+        answer, times = connection.getresponse(), []
+        while line := answer.readline():
+            if line.startswith(b"data: {") and b'"stop":false' in line:
+                times.append(time.perf_counter())
+        return times
+    finally:
+        connection.close()
+
+
+def independent_rate(port: int, batch: int, tokens: int, seconds: float, rng: random.Random) -> float:
+    """Tokens/s of all streams over about that long, the first token of each stream left out with its prompt."""
+    counted, wall, deadline = 0, 0.0, time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        times = arrivals(port, batch, tokens, rng)
+        assert len(times) == batch * tokens, f"{len(times)} tokens of {batch} x {tokens}"
+        # The first tokens of all streams come from the prompts' batch; the clock starts when the last of them is there.
+        counted += len(times) - batch
+        wall += times[-1] - times[batch - 1]
+    return counted / wall
+
+
+async def probed(probe: DecodeProbe, batch: int) -> DecodeSample:
+    """One sample that the probe publishes; a rejected probe is made again, as the exporter does."""
+    for _ in range(5):
+        identity = await identify(probe.client)
+        assert isinstance(identity, Identity), identity
+        objection = await probe.ready(identity, batch)
+        result = objection or await probe.measure(identity, batch)
+        if isinstance(result, DecodeSample):
+            return result
+        print(f"batch {batch}: {result}", flush=True)
+        await asyncio.sleep(1)
+    raise SystemExit(f"batch {batch} could not be probed")
+
+
+async def main() -> None:
+    """Runs the pairs and prints the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--threads", type=int, help="of the server; by default its own choice")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(1)
+    child = await LlamaChild.start(
+        model=assemble_model(cache_directory()), parallel=8, ctx_size=8192, threads=options.threads
+    )
+    try:
+        await child.wait_ready(120)
+        port = int(child.url.rsplit(":", 1)[1])
+        async with open_session(child.url, None) as session:
+            contention = ContentionMeter(Path("/proc"), Path("/sys"), time.monotonic)
+            client = LlamaClient(session, child.url, None)
+            probe = DecodeProbe(client, contention, time.monotonic, seconds=2.0, timeout=120)
+            steps = {batch: (await probed(probe, batch)).steps for batch in BATCHES}
+            found: dict[int, list[tuple[float, float, bool]]] = {batch: [] for batch in BATCHES}
+            for pair in range(options.pairs):
+                for batch in BATCHES:
+                    sample, rate = None, 0.0
+                    for what in rng.sample(("probe", "run"), 2):
+                        if what == "probe":
+                            sample = await probed(probe, batch)
+                        else:
+                            arguments = (port, batch, steps[batch] + 1, options.seconds, rng)
+                            rate = await asyncio.to_thread(independent_rate, *arguments)
+                    assert sample is not None
+                    found[batch].append((sample.tokens_per_second, rate, sample.contended))
+                    print(f"pair {pair} batch {batch}: {found[batch][-1]}", flush=True)
+    finally:
+        await child.stop()
+    comparisons = [
+        Comparison(f"batch {batch}", [f[0] for f in of], [f[1] for f in of], "tokens/s") for batch, of in found.items()
+    ]
+    contended = {batch: sum(f[2] for f in of) for batch, of in found.items()}
+    show("The probe's rate / an independent run's", comparisons, options.json, contended_probes=contended)
+    for c in comparisons:
+        off = abs(median(c.ratios) - 1)
+        print(f"{c.what}: {off:.1%} off (bar {BAR:.0%}: {'met' if off <= BAR else 'MISSED'})")
+    print(f"contended probes: {contended}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

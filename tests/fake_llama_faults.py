@@ -238,6 +238,7 @@ _STREAM: dict[str, Case] = {
         Reason.FOREIGN_REQUEST, {"intruders": (Intruder(5, 1, 1),), "prompt_seconds": 0.0}
     ),
     "a user afterwards": Case(Reason.FOREIGN_REQUEST, {"foreign": frozenset({"after"})}),
+    "a user who came and went": Case(Reason.FOREIGN_REQUEST, {"intruders": (Intruder(5, 3),)}),
     "no timings": Case(Reason.BAD_TIMINGS, {"drop_timings": True}),
     "timings as a list": Case(
         Reason.BAD_TIMINGS, at("/completion", _events(*({**_FINAL, "index": i, "timings": [1]} for i in (0, 1))))

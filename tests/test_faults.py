@@ -21,6 +21,7 @@ from stations import Station, station
 
 from exporter.measure.answers import Props
 from exporter.measure.llama import LlamaClient, open_session
+from exporter.roofline.counters import Counters
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.slots import Slot
@@ -256,6 +257,8 @@ CALLS: dict[str, bytes] = {
     "/health": b'{"status": "ok"}',
     "/props": props(is_sleeping=False, build_info="b1-x"),
     "/slots": b'[{"id": 0, "is_processing": false, "next_token": [{"n_decoded": 3}]}]',
+    "/metrics": b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 1\n"
+    b"llamacpp:tokens_predicted_total 1.5e+06\nllamacpp:tokens_predicted_seconds_total 12.5\n",
     "/completion": b"data: null\n\n"
     b'data: {"index": 0, "stop": false, "timings": {"predicted_ms": 0.001}}\n\n'
     b'data: {"index": 0, "stop": true, "id_slot": 1, "timings": {"predicted_n": 9, "predicted_ms": 80.0}}\n\n',
@@ -285,10 +288,12 @@ def test_no_answer_is_an_exception(case: tuple[str, bytes]) -> None:
             client = LlamaClient(session, fake.url, None)
             if path == "/completion":
                 return await client.complete([[1, 2]], 9, 0.5)
+            if path == "/metrics":
+                return await client.counters(0.5, 0.0)
             return await {"/health": client.health, "/props": client.props, "/slots": client.slots}[path](0.5)
 
     found = asyncio.run(ask())
     if isinstance(found, tuple):
         assert all(isinstance(one, Slot | Stream) for one in found)
     else:
-        assert found is None or isinstance(found, Reason | Props)
+        assert found is None or isinstance(found, Reason | Props | Counters)

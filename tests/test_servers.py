@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import ssl
 import subprocess
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,14 @@ from processes import free_port
 from real import missing, require
 from stations import Station, station
 
-from exporter.config import Settings
+from exporter.config import ServerSettings, Settings
+from exporter.measure.live import LiveReader
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.probe import Identity, identify, state_of
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import busy
 from exporter.roofline.snapshot import ServerState
+from exporter.service.live import LiveWatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -99,6 +102,49 @@ async def test_a_model_that_is_not_loaded_is_asked_nothing(
             assert up == (state is ServerState.SLEEPING)
         assert (fake.loaded, fake.woken) == (0, 0)
         assert {r.path for r in fake.requests} == {"/health", "/models"}
+
+
+async def test_counters_of_a_routers_model_are_its_own_and_load_nothing() -> None:
+    one, other = named("one"), named("other")
+    async with FakeLlama(router(one, other)) as fake, open_session(fake.url, None) as session:
+        mine, theirs = (LlamaClient(session, fake.url, None, name) for name in ("one", "other"))
+        assert not isinstance(await mine.complete([[1, 2]], 20, 5), Reason)
+        found = [await client.counters(5, 0.0) for client in (mine, theirs)]
+        assert [None if isinstance(c, Reason) else c.tokens for c in found] == [20, 0]
+        one.status, other.status = "unloaded", "sleeping"
+        assert [await client.counters(5, 0.0) for client in (mine, theirs)] == [
+            Reason.MODEL_UNLOADED,
+            Reason.SLEEPING,
+        ]
+        assert (fake.loaded, fake.woken) == (0, 0)
+
+
+async def test_a_routers_model_seen_asleep_is_not_kept_awake(tmp_path: Path) -> None:
+    mine = named("mine", "sleeping")
+    async with FakeLlama(router(mine)) as fake, watching(fake, tmp_path, {"model": "mine"}) as running:
+        await running.watches[0].check()
+        assert running.watches[0]._probe.manners.sleeps
+
+
+async def test_users_of_a_model_that_is_loaded_later_are_watched_then(tmp_path: Path) -> None:
+    """Unlike one that sleeps, an unloaded model cannot be kept awake by asking."""
+    mine = named("mine", "unloaded")
+    async with FakeLlama(router(mine)) as fake, watching(fake, tmp_path, {"model": "mine"}) as running:
+        watch = running.watches[0]
+        settings = ServerSettings.model_validate({"name": "s0", "url": fake.url, "model": "mine"})
+        live = LiveWatch(settings, watch, LiveReader(watch._probe.client, time.monotonic), clock=time.monotonic)
+        await watch.check()
+        assert await live.tick() > 0
+        assert (fake.asked("/slots"), fake.loaded) == (0, 0)
+        mine.status = "loaded"
+        await watch.check()
+        await live.tick()
+        assert (fake.asked("/slots"), fake.loaded) == (1, 0)
+        mine.status = "sleeping"
+        await watch.check()
+        for _ in range(2):
+            await live.tick()
+        assert (fake.asked("/slots"), fake.woken) == (1, 0)
 
 
 class Fickle(FakeLlama):

@@ -10,6 +10,8 @@ from exporter.roofline.reason import Reason
 
 RESTART_HEADER: Final = "Process-Start-Time-Unix"
 """Not Unix time in any version, but microseconds since the machine's start: it serves as a token of this process."""
+MAX_BYTES: Final = 64 << 10
+"""Twenty times what a server sends; parsing more would hold the event loop."""
 _LINE: Final = re.compile(r"^llamacpp:(\w+)[ \t]+(\S+)", re.MULTILINE)
 """A series without labels. (A parser for Prometheus's text renames a counter like n_tokens_max, which lacks _total.)"""
 
@@ -22,6 +24,8 @@ def parse_counters(body: bytes, restart: str | None, at: float) -> Counters | Re
         restart: The header that changes with each start of the server.
         at: When it was asked, monotonic seconds.
     """
+    if len(body) > MAX_BYTES:
+        return Reason.BAD_ANSWER
     try:
         text = body.decode()
         if text.startswith('"'):

@@ -110,9 +110,14 @@ class LlamaClient:
             body = await _body(response)
             if response.status != _OK:
                 return refusal(response.status, body)
-            return parse_counters(body or b"", response.headers.get(RESTART_HEADER), at)
+            if body is None or _is_packed(response):
+                return Reason.BAD_ANSWER
+            return parse_counters(body, response.headers.get(RESTART_HEADER), at)
 
-        return await self._ask("GET", "/metrics", timeout, read)
+        listed = await self._loaded(timeout)
+        if isinstance(listed, Reason):
+            return listed
+        return await self._ask("GET", "/metrics" + _query(listed), timeout, read)
 
     async def complete(
         self, prompts: Sequence[Sequence[int]], tokens: int, timeout: float, slot: int | None = None

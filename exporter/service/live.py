@@ -90,7 +90,7 @@ class LiveWatch:
     async def tick(self) -> float:
         """At most one poll; the seconds until the next."""
         state = self._watch.record.state
-        if state is ServerState.SLEEPING:
+        if state is ServerState.SLEEPING and self._watch.record.state_reason is not Reason.MODEL_UNLOADED:
             return self._switch_off()
         if self._watch.probed_since(self._clock() - AFTER_PROBE_SECONDS):
             self._cut()

@@ -72,6 +72,7 @@ class ServerWatch:
         self._identity: Identity | None = None
         self._cannot: Reason | None = None
         self._busy_at: float | None = None
+        self._generating, self._generated_at = False, -math.inf
         self._checked = False
         self._stalled = self._generating = False
         self._generated_at = -math.inf
@@ -218,6 +219,8 @@ class ServerWatch:
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
+            if answer is Reason.SLEEPING:
+                self._probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
             self._identity = self._cannot = None
         else:

@@ -45,7 +45,7 @@ asyncio.run(main())
 """
 
 
-def load(streams: int, seconds: float) -> tuple[list[float], float]:
+def load(streams: int, seconds: float, tokens: int = 150) -> tuple[list[float], float]:
     """Generates for about that time; when each token came, and the steps/s by the server's own timings."""
     arrivals: list[float] = []
     steps = busy = 0.0
@@ -53,7 +53,7 @@ def load(streams: int, seconds: float) -> tuple[list[float], float]:
     while time.monotonic() < deadline:
         body = {
             "prompt": [[1000 + 100 * n, 2000, 3000] for n in range(streams)],
-            "n_predict": 150,
+            "n_predict": tokens,
             "ignore_eos": True,
             "cache_prompt": False,
             "top_k": 1,
@@ -129,7 +129,7 @@ def main() -> None:
                 break
             except OSError:
                 time.sleep(0.3)
-        load(1, 2)
+        load(1, 2, 20)
         comparisons = []
         for streams in (1, 2, 4):
             seen = asyncio.run(followed(streams, 2 * options.seconds))

@@ -45,6 +45,13 @@ def generate(port: int, streams: int, tokens: int) -> list[float]:
         return [time.monotonic() for line in answer if line.startswith(b"data:") and b'"stop":false' in line]
 
 
+def enough(port: int, streams: int) -> int:
+    """Tokens of each stream for about six seconds, which is much for few on a busy machine."""
+    arrivals = generate(port, streams, 16)
+    step = (arrivals[-1] - arrivals[0]) / 15
+    return max(100, min(700, int(6 / step)))
+
+
 @dataclass
 class Scene:
     """A server, and the exporter beside it after its first probes."""
@@ -76,7 +83,8 @@ def scene(real_model: Path, tmp_path: Path) -> Iterator[Scene]:
 async def followed(client: LlamaClient, port: int, streams: int) -> tuple[LiveTrack, list[float]]:
     """What polls once a second saw of a load of our own, and when each of its tokens reached the client."""
     reader, track = LiveReader(client, time.monotonic), LiveTrack()
-    load = asyncio.create_task(asyncio.to_thread(generate, port, streams, 200))
+    tokens = await asyncio.to_thread(enough, port, streams)
+    load = asyncio.create_task(asyncio.to_thread(generate, port, streams, tokens))
     while not load.done():
         polled = await reader.slots()
         assert isinstance(polled, SlotPoll)
@@ -109,7 +117,7 @@ async def test_tokens_per_second_are_within_three_percent(real_model: Path, stre
 
 
 def test_figures_agree_with_each_other_and_go_with_the_traffic(scene: Scene) -> None:
-    generate(scene.port, 2, 300)
+    generate(scene.port, 2, enough(scene.port, 2))
     found = scene.server()
     assert found["live_streams"] == pytest.approx(2)
     assert found["live_tokens_per_second"] * found["live_step_seconds"] == pytest.approx(2, rel=0.03)
@@ -121,11 +129,11 @@ def test_figures_agree_with_each_other_and_go_with_the_traffic(scene: Scene) -> 
 
 
 def test_users_are_seen_while_they_are_served(scene: Scene) -> None:
-    client = threading.Thread(target=generate, args=(scene.port, 2, 300))
+    client = threading.Thread(target=generate, args=(scene.port, 2, enough(scene.port, 2)))
     client.start()
     try:
         wait_for("busy", 10, lambda: scene.state() == "busy")
-        wait_for("figures", 20, lambda: "roofline_live_floor_ratio" in scene.exporter.get("/metrics"))
+        wait_for("figures", 120, lambda: "roofline_live_floor_ratio" in scene.exporter.get("/metrics"))
     finally:
         client.join()
 
@@ -140,8 +148,9 @@ def test_counters_of_a_server_without_slots(real_model: Path, tmp_path: Path) ->
         scene = Scene(port, running)
         scene.settled()
         time.sleep(3)
-        arrivals = generate(port, 1, 300)
-        step = (arrivals[-1] - arrivals[0]) / 299
+        tokens = enough(port, 1)
+        arrivals = generate(port, 1, tokens)
+        step = (arrivals[-1] - arrivals[0]) / (tokens - 1)
         found = wait_for("figures", 10, lambda: s if "live_step_seconds" in (s := scene.server()) else None)
         assert found is not None
         assert found["live_step_seconds"] == pytest.approx(step, rel=0.05)
@@ -167,7 +176,7 @@ def test_a_stopped_server_is_stalled_and_recovers(real_model: Path, tmp_path: Pa
         finally:
             server.send_signal(signal.SIGCONT)
         wait_for("ready", 20, lambda: scene.state() == "ready")
-        generate(port, 2, 200)
+        generate(port, 2, enough(port, 2))
         wait_for("users' figures", 10, lambda: "live_step_seconds" in scene.server())
         assert scene.server()["probes_total"] >= probes
 
@@ -180,7 +189,7 @@ def test_a_server_stopped_in_the_middle_of_an_answer_goes_on_with_it(real_model:
     ):
         scene = Scene(port, running)
         scene.settled()
-        client = threading.Thread(target=generate, args=(port, 1, 500))
+        client = threading.Thread(target=generate, args=(port, 1, enough(port, 1)))
         client.start()
         wait_for("busy", 10, lambda: scene.state() == "busy")
         server.send_signal(signal.SIGSTOP)

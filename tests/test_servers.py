@@ -123,7 +123,7 @@ async def test_a_routers_model_seen_asleep_is_not_kept_awake(tmp_path: Path) -> 
     mine = named("mine", "sleeping")
     async with FakeLlama(router(mine)) as fake, watching(fake, tmp_path, {"model": "mine"}) as running:
         await running.watches[0].check()
-        assert running.watches[0]._probe.manners.sleeps
+        assert running.watches[0].probe.manners.sleeps
 
 
 async def test_users_of_a_model_that_is_loaded_later_are_watched_then(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_users_of_a_model_that_is_loaded_later_are_watched_then(tmp_path: 
     async with FakeLlama(router(mine)) as fake, watching(fake, tmp_path, {"model": "mine"}) as running:
         watch = running.watches[0]
         settings = ServerSettings.model_validate({"name": "s0", "url": fake.url, "model": "mine"})
-        live = LiveWatch(settings, watch, LiveReader(watch._probe.client, time.monotonic), clock=time.monotonic)
+        live = LiveWatch(settings, watch, LiveReader(watch.probe.client, time.monotonic), clock=time.monotonic)
         await watch.check()
         assert await live.tick() > 0
         assert (fake.asked("/slots"), fake.loaded) == (0, 0)

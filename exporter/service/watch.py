@@ -74,8 +74,7 @@ class ServerWatch:
         self._busy_at: float | None = None
         self._generating, self._generated_at = False, -math.inf
         self._checked = False
-        self._stalled = self._generating = False
-        self._generated_at = -math.inf
+        self._stalled = False
         self._warned: Reason | None = None
         self.rounds = Rounds(
             name=settings.name,
@@ -220,7 +219,7 @@ class ServerWatch:
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
             if answer is Reason.SLEEPING:
-                self._probe.manners.see_sleep(sleeping=True)
+                self.probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
             self._identity = self._cannot = None
         else:

@@ -1,5 +1,6 @@
 """One watched server: its record, kept up to date by health checks and probe cycles."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,6 +73,8 @@ class ServerWatch:
         self._busy_at: float | None = None
         self._checked = False
         self._stalled = False
+        self._generating = False
+        self._generated_at = -math.inf
         self._warned: Reason | None = None
         self._rounds = Rounds(
             name=settings.name,
@@ -123,7 +126,7 @@ class ServerWatch:
             # A model may have gone to sleep since the last check, and must not be woken.
             await self._identify(None)
         identity = self._identity
-        if identity is None:
+        if identity is None or not (self.record.state.up or self._cannot is not None):
             self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
         rounds = self._rounds

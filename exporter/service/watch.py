@@ -75,6 +75,8 @@ class ServerWatch:
         self._generating, self._generated_at = False, -math.inf
         self._checked = False
         self._stalled = False
+        self._generating = False
+        self._generated_at = -math.inf
         self._warned: Reason | None = None
         self.rounds = Rounds(
             name=settings.name,
@@ -126,7 +128,7 @@ class ServerWatch:
             # A model may have gone to sleep since the last check, and must not be woken.
             await self._identify(None)
         identity = self._identity
-        if identity is None:
+        if identity is None or not (self.record.state.up or self._cannot is not None):
             self._take_failure(self.record.state_reason or Reason.UNREACHABLE)
             return
         rounds = self.rounds

@@ -405,6 +405,7 @@ class TestCounters:
         assert sample.step_seconds is not None
         assert (sample.tokens_per_second, sample.streams) == (None, None)
 
+    @settings(deadline=None)
     @given(value=st.floats(1e-6, 1e9), whole=st.booleans())
     def test_printing_never_moves_a_value_by_more_than_half_a_quantum(self, *, value: float, whole: bool) -> None:
         exact = float(int(value)) if whole else value
@@ -477,6 +478,7 @@ class TestParsing:
     def test_anything_else_is_a_reason(self, body: bytes, reason: Reason) -> None:
         assert parse_counters(body, None, 0.0) is reason
 
+    @settings(deadline=None)
     @given(st.binary(max_size=300))
     def test_no_body_is_an_exception(self, body: bytes) -> None:
         assert parse_counters(body, None, 0.0) in {Reason.NOT_LLAMA, Reason.BAD_ANSWER}

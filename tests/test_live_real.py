@@ -68,7 +68,8 @@ class Scene:
         return str(self.server()["state"])
 
     def settled(self) -> None:
-        wait_for("a probe", 120, lambda: self.server()["batches"][0].get("probe_success"))
+        # Whether it gave a sample does not matter here; on a busy machine it may be rejected.
+        wait_for("a probe", 240, lambda: self.server()["probes_total"])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from exporter.config import ServerSettings
 from exporter.measure.live import LiveReader
 from exporter.measure.probe import Identity
 from exporter.roofline.decode import DecodeSample
-from exporter.roofline.live import LivePoint, LiveSample, LiveSource
+from exporter.roofline.live import LivePoint, LiveSample, LiveSource, SlotPoll
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState, view
 from exporter.service.live import AFTER_PROBE_SECONDS, LONGEST_PAUSE_SECONDS, PACE_SECONDS, LiveWatch
@@ -90,6 +90,28 @@ async def test_an_idle_server_is_asked_once_a_health_interval(tmp_path: Path) ->
     async with scene(tmp_path) as s:
         assert await s.follow(300) == [15.0] * 20
         assert s.fake.asked("/slots") == 20
+        assert s.seen() is None
+
+
+async def test_a_server_once_seen_asleep_is_not_polled_by_the_watch_of_a_new_configuration(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        s.bench.watch.probe.manners.see_sleep(sleeping=True)
+        assert await s.follow(60) == [0.0]
+        assert s.fake.asked("/slots") == 0
+
+
+async def test_the_probe_of_another_exporter_is_nobodys_traffic(tmp_path: Path) -> None:
+    async with scene(tmp_path, Behaviour(foreign=HERE)) as s:
+        ask = s.live._reader.slots
+
+        async def probes() -> SlotPoll | Reason:
+            found = await ask()
+            assert isinstance(found, SlotPoll)
+            return replace(found, slots=tuple(replace(slot, probe=True) for slot in found.slots))
+
+        s.live._reader.slots = probes  # type: ignore[method-assign]
+        await s.follow(20)
+        assert s.bench.state() == "ready"
         assert s.seen() is None
 
 

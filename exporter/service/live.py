@@ -90,7 +90,8 @@ class LiveWatch:
     async def tick(self) -> float:
         """At most one poll; the seconds until the next."""
         state = self._watch.record.state
-        if state is ServerState.SLEEPING and self._watch.record.state_reason is not Reason.MODEL_UNLOADED:
+        sleeping = state is ServerState.SLEEPING and self._watch.record.state_reason is not Reason.MODEL_UNLOADED
+        if sleeping or self._watch.probe.manners.sleeps:
             return self._switch_off()
         if self._watch.probed_since(self._clock() - AFTER_PROBE_SECONDS):
             self._cut()
@@ -126,6 +127,10 @@ class LiveWatch:
         asked = self._clock()
         poll = await self._reader.slots()
         if self._watch.probed_since(asked):
+            self._cut()
+            return None
+        if not isinstance(poll, Reason) and any(slot.processing and slot.probe for slot in poll.slots):
+            # Another exporter's probe is nobody's traffic.
             self._cut()
             return None
         now = self._clock()

@@ -93,6 +93,8 @@ def test_warm_up_and_single_stalls_do_not_move_the_step_time() -> None:
     assert isinstance(timing, StepTiming)
     assert timing.step_seconds == pytest.approx(0.020)
     assert timing.spread_ratio == pytest.approx(0, abs=1e-9)
+    assert timing.seconds(contended=False) == timing.step_seconds
+    assert timing.seconds(contended=True) == pytest.approx((27 * 0.020 + 2 * 0.090) / 29), "users get the stalls too"
 
 
 def test_steps_that_belong_to_every_long_run_count() -> None:

@@ -162,7 +162,7 @@ class DecodeProbe:
             return Reason.SPECULATIVE
         return DecodeSample(
             batch=batch,
-            step_seconds=timing.step_seconds,
+            step_seconds=timing.seconds(contended=run.contended),
             step_spread_ratio=timing.spread_ratio,
             steps=timing.steps,
             depth=timing.depth,

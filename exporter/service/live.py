@@ -145,6 +145,7 @@ class LiveWatch:
         self._track = self._track.add(poll)
         self._progress = self._progress.seen(poll.slots, now)
         self._users = busy(poll.slots) > 0
+        self._watch.probe.manners.see_slots(poll.slots)
         self._watch.take_live(self._track.sample(), users=self._users, stalled=self._has_stalled(now))
         return None
 

@@ -48,6 +48,44 @@ def shuffled(names: Sequence[str], seed: int) -> list[str]:
     return order
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure and what it has to keep to: at most `bar`. `note` tells how it was come by."""
+
+    what: str
+    value: float
+    unit: str
+    bar: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The bar and whether it was met; empty without one."""
+        return "" if self.bar is None else f"<= {self.bar:.4g} {'met' if self.value <= self.bar else 'MISSED'}"
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """The smallest of the values that this fraction of them does not exceed (no interpolation: a p99 happened)."""
+    return sorted(values)[max(0, math.ceil(fraction * len(values)) - 1)]
+
+
+def show_figures(title: str, figures: Sequence[Figure], json_file: Path | None, **conditions: object) -> None:
+    """Prints a table of figures with their bars, and writes everything to a file as JSON."""
+    table = Table(title=title)
+    for head in ("figure", "value", "unit", "bar", "how"):
+        table.add_column(head, justify="right" if head in {"value", "bar"} else "left")
+    for f in figures:
+        table.add_row(f.what, f"{f.value:.4g}", f.unit, f.verdict, f.note)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    if json_file is not None:
+        rows = [{**asdict(f), "verdict": f.verdict} for f in figures]
+        json_file.write_text(json.dumps({"title": title, **conditions, "machine": _machine(), "rows": rows}, indent=2))
+
+
+def _machine() -> dict[str, object]:
+    return {"cpus": len(os.sched_getaffinity(0)), "kernel": platform.release(), "load": os.getloadavg()}
+
+
 def show(title: str, comparisons: Sequence[Comparison], json_file: Path | None, **conditions: object) -> None:
     """Prints a table of medians and ratios, and writes everything to a file as JSON."""
     table = Table(title=title)
@@ -60,6 +98,5 @@ def show(title: str, comparisons: Sequence[Comparison], json_file: Path | None, 
         table.add_row(c.what, str(len(ratios)), *figures, f"{min(ratios):.3f}", f"{max(ratios):.3f}", bar)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     if json_file is not None:
-        machine = {"cpus": len(os.sched_getaffinity(0)), "kernel": platform.release(), "load": os.getloadavg()}
         rows = [{**asdict(c), "ratios": c.ratios, "median_ratio": median(c.ratios)} for c in comparisons]
-        json_file.write_text(json.dumps({"title": title, **conditions, "machine": machine, "rows": rows}, indent=2))
+        json_file.write_text(json.dumps({"title": title, **conditions, "machine": _machine(), "rows": rows}, indent=2))

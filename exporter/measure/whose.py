@@ -4,13 +4,16 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import psutil
 
 from exporter.measure.host import allowed_cpus
+from exporter.measure.listener import owner, tcp_sockets, unix_sockets
 
+_PROC: Final = Path("/proc")
 SERVER_NAME: Final = "llama-server"
 FORWARDERS: Final = frozenset(
     {"docker-proxy", "rootlessport", "slirp4netns", "pasta", "ssh", "kubectl", "nginx", "haproxy"}
@@ -58,17 +61,13 @@ def _affinity(url: str) -> tuple[int, ...] | None:
 def _listener(url: str) -> int | None:
     """The process that listens at the URL, if it runs in this network namespace."""
     if url.startswith("unix:"):
-        path = url.removeprefix("unix:")
-        # For this kind psutil gives the path itself, where its types promise an address.
-        return next((c.pid for c in psutil.net_connections("unix") if str(c.laddr) == path and c.pid), None)
+        return owner(_PROC, unix_sockets(_PROC, url.removeprefix("unix:")))
     parts = urlsplit(url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     if not _is_local(parts.hostname or ""):
         return None
-    listening = [
-        c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
-    ]
-    seen = next((c.pid for c in listening if c.pid), None)
+    listening = tcp_sockets(_PROC, port)
+    seen = owner(_PROC, listening)
     # Another user's sockets have no owner in /proc for us, but its processes have names and arguments.
     return seen if seen is not None or not listening else _by_name(psutil.process_iter(), port)
 

@@ -1,0 +1,60 @@
+"""Which process listens on a port or a Unix socket of this network namespace.
+
+The kernel's tables are read line by line: a busy host has tens of thousands of connections, and one object for each
+would cost a small container its memory.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+_LISTENS: Final = "0A"
+_TCP_INODE: Final = 9
+_UNIX_INODE: Final = 6
+_UNIX_PATH: Final = 7
+
+
+def tcp_sockets(proc: Path, port: int) -> frozenset[str]:
+    """The inodes of the sockets that listen on the port, IPv4 and IPv6."""
+
+    def listens(fields: list[str]) -> bool:
+        return len(fields) > _TCP_INODE and fields[3] == _LISTENS and fields[1].endswith(f":{port:04X}")
+
+    lines = (fields for name in ("tcp", "tcp6") for fields in _lines(proc / "net" / name))
+    return frozenset(fields[_TCP_INODE] for fields in lines if listens(fields))
+
+
+def unix_sockets(proc: Path, path: str) -> frozenset[str]:
+    """The inodes of the sockets that are bound to the path."""
+    lines = _lines(proc / "net/unix")
+    return frozenset(f[_UNIX_INODE] for f in lines if len(f) > _UNIX_PATH and " ".join(f[_UNIX_PATH:]) == path)
+
+
+def owner(proc: Path, inodes: Iterable[str], pids: Callable[[], Iterable[int]] = psutil.pids) -> int | None:
+    """A process that holds one of the sockets; None where none is seen: other users' open files are not shown."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    return next((pid for pid in pids() if wanted and any(link in wanted for link in _links(proc / f"{pid}/fd"))), None)
+
+
+def _links(directory: Path) -> Iterator[str]:
+    """What the open files of a process are; none of another user's."""
+    try:
+        files = list(directory.iterdir())
+    except OSError:
+        return
+    for file in files:
+        # One that was closed meanwhile is no reason to miss the others.
+        with contextlib.suppress(OSError):
+            yield str(file.readlink())
+
+
+def _lines(file: Path) -> Iterator[list[str]]:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                yield line.split()
+    except OSError:
+        return

@@ -203,7 +203,7 @@ def inspect(  # noqa: PLR0917 - click passes them by name
 
     Without --bandwidth the floors stand under this machine's read ceiling, if an exporter is running on it.
     """
-    from exporter.config.units import parse_bandwidth
+    from exporter.config.values import memory_bandwidth
     from exporter.measure.gguf import read_gguf
     from exporter.measure.gguf_types import GgufProblem
     from exporter.present.inspect import inspect_renderable, inspect_text
@@ -212,7 +212,7 @@ def inspect(  # noqa: PLR0917 - click passes them by name
     from exporter.service.ask import ask_read_ceiling
 
     try:
-        rate = parse_bandwidth(bandwidth) if bandwidth is not None else ask_read_ceiling(options.addresses()[0])
+        rate = memory_bandwidth(bandwidth) if bandwidth is not None else ask_read_ceiling(options.addresses()[0])
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--bandwidth") from error
     header = read_gguf(model)

@@ -141,6 +141,13 @@ def test_the_table_by_part_fits_80_columns() -> None:
         assert any(re.fullmatch(golden, line) for line in lines), (golden, lines)
 
 
+@pytest.mark.parametrize(("rate", "word"), [("1e30GB/s", "too large"), ("1kB/s", "too small"), ("5GB", "per second")])
+def test_a_bandwidth_that_no_memory_has_is_refused(rate: str, word: str) -> None:
+    done = run(Path("any.gguf"), "--bandwidth", rate)
+    assert done.returncode == 2
+    assert word in done.stderr
+
+
 def test_without_a_bandwidth_it_says_how_to_get_floors() -> None:
     text = inspect_text(found(), Format.TABLE, 200)
     assert "Floors need a bandwidth: give --bandwidth 50GB/s, or start the exporter" in text

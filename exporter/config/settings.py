@@ -37,6 +37,8 @@ from exporter.config.units import (
     parse_size,
 )
 from exporter.config.values import (
+    LEAST_BANDWIDTH,
+    MOST_BANDWIDTH,
     certificate_file,
     file_path,
     in_order,
@@ -55,7 +57,9 @@ __all__ = ["BandwidthSettings", "ProbeSettings", "Section", "ServerSettings", "S
 
 _DAY = 86_400.0
 _Interval: TypeAlias = Annotated[float, within(parse_duration, format_duration, 1.0, 7 * _DAY)]
-_Bandwidth: TypeAlias = Annotated[float, within(parse_bandwidth, format_bandwidth, 1e9, 1e15, "bytes per second")]
+_Bandwidth: TypeAlias = Annotated[
+    float, within(parse_bandwidth, format_bandwidth, LEAST_BANDWIDTH, MOST_BANDWIDTH, "bytes per second")
+]
 _Flops: TypeAlias = Annotated[float, within(parse_flops, format_flops, 1e9, 1e18, "FLOP/s")]
 _Fraction: TypeAlias = Annotated[float, within(parse_fraction, format_fraction, None, 1.0)]
 _Batch: TypeAlias = Annotated[int, within(whole_number, str, 1, 64)]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
-from exporter.config.units import shown
+from exporter.config.units import format_bandwidth, parse_bandwidth, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _N = TypeVar("_N", int, float)
 
+LEAST_BANDWIDTH, MOST_BANDWIDTH = 1e9, 1e15
+"""Bytes/s that a memory can have: slower ones are mistakes in the unit, and so are faster ones."""
+
 
 def within(
     parse: Callable[[object], _N], show: Callable[[_N], str], low: _N | None, high: _N, base_unit: str = ""
@@ -31,15 +34,24 @@ def within(
     """Return a validator that parses what people write and keeps it within what can be true."""
 
     def check(value: object) -> _N:
-        number = parse(value)
-        if low is not None and number < low:
-            hint = f"; a number without a unit is in {base_unit}" if base_unit and not isinstance(value, str) else ""
-            raise ValueError(f"{shown(value)} is too small: the least is {show(low)}{hint}")
-        if number > high:
-            raise ValueError(f"{shown(value)} is too large: the most is {show(high)}")
-        return number
+        hint = f"; a number without a unit is in {base_unit}" if base_unit and not isinstance(value, str) else ""
+        return bounded(value, parse(value), show, low, high, hint)
 
     return BeforeValidator(check)
+
+
+def bounded(value: object, number: _N, show: Callable[[_N], str], low: _N | None, high: _N, hint: str = "") -> _N:
+    """Return the number that the value was parsed to, if it can be true."""
+    if low is not None and number < low:
+        raise ValueError(f"{shown(value)} is too small: the least is {show(low)}{hint}")
+    if number > high:
+        raise ValueError(f"{shown(value)} is too large: the most is {show(high)}")
+    return number
+
+
+def memory_bandwidth(value: object) -> float:
+    """Return bytes per second of a memory that can exist, from what people write."""
+    return bounded(value, parse_bandwidth(value), format_bandwidth, LEAST_BANDWIDTH, MOST_BANDWIDTH)
 
 
 def whole_number(value: object) -> int:

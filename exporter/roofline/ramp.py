@@ -23,6 +23,10 @@ MOST_EDGE: Final = 3.0
 WANDER_MARGIN: Final = 10.0
 """An edge is higher than this many times the usual change of level. On two busy CPUs the highest of an idle run was up
 to 7 times the usual, and that of a request 18 times and more."""
+PROMPT_MARGIN: Final = 4.0
+"""The same where a step with a prompt stands between the levels: a spike alone has the same level on both sides."""
+PROMPT_STEP: Final = 1.3
+"""A step with a prompt takes longer than the dearer level by this factor."""
 FLATNESS: Final = 4.0
 """The steps of a level, but for its two extremes, differ by less than the edge by this factor."""
 
@@ -33,7 +37,12 @@ def has_ramp(step_ms: Sequence[float]) -> bool:
     wander = _wander(steps)
     last = len(steps) - LEVEL_STEPS
     return any(
-        _is_edge(steps[start : start + LEVEL_STEPS], steps[after : after + LEVEL_STEPS], wander)
+        _is_edge(
+            steps[start : start + LEVEL_STEPS],
+            steps[start + LEVEL_STEPS : after],
+            steps[after : after + LEVEL_STEPS],
+            wander,
+        )
         for start in range(last)
         for after in range(start + LEVEL_STEPS, min(start + LEVEL_STEPS + ODD_STEPS, last) + 1)
     )
@@ -46,11 +55,12 @@ def _wander(steps: Sequence[float]) -> float:
     return median(changes) if changes else 0.0
 
 
-def _is_edge(before: Sequence[float], after: Sequence[float], wander: float) -> bool:
+def _is_edge(before: Sequence[float], between: Sequence[float], after: Sequence[float], wander: float) -> bool:
     """Whether two stretches are levels, and different ones."""
     (low, *_), (high, *_) = sorted(((median(s), *sorted(s)) for s in (before, after)), key=lambda s: s[0])
     edge = high - low
-    if not low * (1 + LEAST_EDGE) <= high <= low * MOST_EDGE or edge < WANDER_MARGIN * wander:
+    margin = PROMPT_MARGIN if max(between, default=0.0) > PROMPT_STEP * high else WANDER_MARGIN
+    if not low * (1 + LEAST_EDGE) <= high <= low * MOST_EDGE or edge < margin * wander:
         return False
     # But for its two extremes, a level is flat.
     return all(FLATNESS * (s[-2] - s[1]) <= edge for s in (sorted(before), sorted(after)))

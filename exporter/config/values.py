@@ -40,7 +40,9 @@ def within(
     return BeforeValidator(check)
 
 
-def bounded(value: object, number: _N, show: Callable[[_N], str], low: _N | None, high: _N, hint: str = "") -> _N:
+def bounded(  # noqa: PLR0917 - a value, and everything about it
+    value: object, number: _N, show: Callable[[_N], str], low: _N | None, high: _N, hint: str = ""
+) -> _N:
     """Return the number that the value was parsed to, if it can be true."""
     if low is not None and number < low:
         raise ValueError(f"{shown(value)} is too small: the least is {show(low)}{hint}")

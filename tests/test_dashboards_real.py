@@ -210,25 +210,27 @@ def points_of(scene: Scene, server: str) -> dict[str, list[tuple[float, float]]]
 
 
 def test_the_chart_draws_roof_ridge_and_points(scene: Scene) -> None:
-    lines = roofline_of(scene, "cpu").lines()
-    mine = f'server="cpu", instance="{scene.instance}", job="again"'
-    peak = scene.one(f"roofline_server_compute_peak_flops_per_second{{{mine}}}")
-    ridge = scene.one(f"roofline_ridge_flops_per_byte{{{mine}}}")
-    bandwidth = scene.one(f'roofline_ceiling_bytes_per_second{{{mine}, ceiling="read"}}')
-    xs = [x for x, _ in lines["Roof"]]
-    assert xs == sorted([*INTENSITIES, ridge])
-    assert [y for _, y in lines["Roof"]] == pytest.approx([min(peak, x * bandwidth) for x in xs])
-    assert lines["Ridge"] == [(ridge, peak)]
-    assert {name: lines[name] for name in lines if "atch" in name} == points_of(scene, "cpu")
+    with scene.answers.at_one_moment():
+        lines = roofline_of(scene, "cpu").lines()
+        mine = f'server="cpu", instance="{scene.instance}", job="again"'
+        peak = scene.one(f"roofline_server_compute_peak_flops_per_second{{{mine}}}")
+        ridge = scene.one(f"roofline_ridge_flops_per_byte{{{mine}}}")
+        bandwidth = scene.one(f'roofline_ceiling_bytes_per_second{{{mine}, ceiling="read"}}')
+        xs = [x for x, _ in lines["Roof"]]
+        assert xs == sorted([*INTENSITIES, ridge])
+        assert [y for _, y in lines["Roof"]] == pytest.approx([min(peak, x * bandwidth) for x in xs])
+        assert lines["Ridge"] == [(ridge, peak)]
+        assert {name: lines[name] for name in lines if "atch" in name} == points_of(scene, "cpu")
 
 
 def test_only_the_diagonal_where_no_compute_peak_is_known(scene: Scene) -> None:
-    lines = roofline_of(scene, "gpu").lines()
-    xs = [x for x, _ in lines["Roof"]]
-    assert xs == list(INTENSITIES)
-    assert [y for _, y in lines["Roof"]] == pytest.approx([x * 0.8 * 1e12 for x in xs])
-    assert not lines.get("Ridge")
-    assert {name: lines[name] for name in lines if "atch" in name} == points_of(scene, "gpu")
+    with scene.answers.at_one_moment():
+        lines = roofline_of(scene, "gpu").lines()
+        xs = [x for x, _ in lines["Roof"]]
+        assert xs == list(INTENSITIES)
+        assert [y for _, y in lines["Roof"]] == pytest.approx([x * 0.8 * 1e12 for x in xs])
+        assert not lines.get("Ridge")
+        assert {name: lines[name] for name in lines if "atch" in name} == points_of(scene, "gpu")
 
 
 def test_a_server_without_samples_has_a_roof_and_no_points(scene: Scene) -> None:

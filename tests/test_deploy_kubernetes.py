@@ -80,7 +80,7 @@ def test_the_sidecar_is_a_native_one_that_sees_the_server_and_cannot_hold_it_up(
 
 
 def test_the_sidecar_has_a_memory_limit_and_no_cpu_limit() -> None:
-    assert sidecar()["resources"]["limits"] == {"memory": "128Mi"}
+    assert sidecar()["resources"]["limits"] == {"memory": "512Mi"}
     assert set(sidecar()["resources"]["requests"]) == {"cpu", "memory"}
 
 

@@ -62,18 +62,20 @@ async def serve(
     runner: web.AppRunner | None = None
     try:
         while not stop.is_set():
-            async with measuring(reloader.settings, progress, before) as scheduler:
+            settings = reloader.settings
+            async with measuring(settings, progress, before) as scheduler:
                 reloader.changed = scheduler.finish
                 work = []
                 if runner is None:
                     # Only now is there a snapshot to serve.
-                    served = _Current(scheduler, reloader)
+                    served = _Current(scheduler, reloader, settings)
                     runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=0.3)
                     await runner.setup()
                     urls = [await _listen(runner, host, port) for host, port in addresses]
                     _tell_start(urls)
                     work = [beside(scheduler, urls)] if beside else []
                 served.scheduler = before = scheduler
+                served.settings = settings
                 await _until(stop, scheduler.run(), *work)
         log.info("stopping")
     finally:
@@ -84,8 +86,9 @@ async def serve(
 class _Current:
     """What the pages show: always of the scheduler that measures now."""
 
-    def __init__(self, scheduler: Scheduler, reloader: Reloader) -> None:
+    def __init__(self, scheduler: Scheduler, reloader: Reloader, settings: Settings) -> None:
         self.scheduler = scheduler
+        self.settings = settings
         self._reloader = reloader
 
     def snapshot(self) -> Snapshot:
@@ -98,7 +101,7 @@ class _Current:
         served = Served(
             snapshot=self.snapshot,
             healthy=self.healthy,
-            config_yaml=lambda: to_yaml(self._reloader.settings),
+            config_yaml=lambda: to_yaml(self.settings),
             reload=self._reloader.reload,
             version=VERSION,
             clocks=CLOCKS,

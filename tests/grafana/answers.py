@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -42,10 +43,24 @@ def asked_by(board: Mapping[str, Any]) -> Iterator[Asked]:
 
 
 class Answers:
-    """A Prometheus, asked as Grafana asks it."""
+    """A Prometheus, asked as Grafana asks it.
+
+    Attributes:
+        moment: Unix seconds at which everything is asked, so that answers agree; None for now.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.moment: float | None = None
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """All questions are about the same moment, so that their answers agree."""
+        self.moment = time.time()
+        try:
+            yield
+        finally:
+            self.moment = None
 
     def _get(self, path: str, **parameters: str) -> Any:
         try:
@@ -56,11 +71,12 @@ class Answers:
 
     def now(self, expression: str) -> list[Series]:
         """The instant vector: labels and value of each series."""
-        return [(s["metric"], float(s["value"][1])) for s in self._get("query", query=expression)["result"]]
+        at = str(self.moment or time.time())
+        return [(s["metric"], float(s["value"][1])) for s in self._get("query", query=expression, time=at)["result"]]
 
     def samples(self, expression: str) -> list[float]:
         """Every sample of the last moments, of every series."""
-        end = time.time()
+        end = self.moment or time.time()
         data = self._get("query_range", query=expression, start=str(end - SPAN_SECONDS), end=str(end), step="5")
         return [float(value) for series in data["result"] for _, value in series["values"]]
 

@@ -61,6 +61,7 @@ typedef struct {
     double imbalance;             /* longest thread wall time / shortest, at least 1 */
     int64_t involuntary_switches; /* sum over the threads, start gate included */
     int64_t page_faults;          /* minor and major, sum over the threads */
+    double stagger;               /* seconds / longest thread wall time, at least 1: above, they did not run at the same time */
 } membench_pass;
 
 typedef struct membench membench;

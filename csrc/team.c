@@ -161,6 +161,7 @@ static bool after_pass(struct team *team)
         }
         pass.seconds = (double)(last - first) * 1e-9;
         pass.imbalance = ratio(longest > 0 ? longest : 1, shortest);
+        pass.stagger = ratio(last - first, longest);
         team->passes[team->completed++] = pass;
         team->spent += pass.seconds;
     }
@@ -182,7 +183,7 @@ static void timed_pass(struct member *m)
 {
     struct team *team = m->team;
     struct rusage before, after;
-    getrusage(RUSAGE_THREAD, &before); /* ahead of the gate: a thread preempted there starts late, which spoils the pass too */
+    getrusage(RUSAGE_THREAD, &before); /* ahead of the gate: a thread preempted there starts late, which `stagger` tells */
     atomic_fetch_add(&team->ready, 1);
     while (atomic_load_explicit(&team->ready, memory_order_relaxed) < team->plan->threads && team_now() < team->gate_deadline)
         relax();

@@ -166,9 +166,9 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
 
     Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: could not measure.
     """
-    if url and prefill:
+    if url is not None and prefill:
         raise click.UsageError("--prefill measures, --url only reads; use one of the two")
-    if url:
+    if url is not None:
         from exporter.service.ask import AskError, fetch_report
 
         try:
@@ -181,7 +181,13 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
     from exporter.present.report import Format, report_exit_code, report_renderable, report_text
     from exporter.service.once import measure_once
 
-    seen = _run(measure_once(options.settings(), prefill=prefill))
+    try:
+        settings = options.settings()
+    except click.ClickException as error:
+        # click's own 1 would say that a batch is below its threshold.
+        error.show()
+        raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
+    seen = _run(measure_once(settings, prefill=prefill))
     if form == Format.TABLE:
         _print(report_renderable(seen))
     else:

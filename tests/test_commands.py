@@ -124,7 +124,14 @@ def test_report_that_could_not_measure_exits_with_3(tmp_path: Path) -> None:
     assert server["state"] == "unreachable"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "file:///etc/passwd"])
+def test_a_report_that_has_no_configuration_could_not_measure(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("probe: {interval: nonsense}")
+    assert run("--config.file", str(file), "report").returncode == 3
+    assert run("--config.file", str(tmp_path), "report").returncode == 3
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1", "file:///etc/passwd", "http://[::1", ""])
 def test_report_from_where_no_exporter_runs(url: str) -> None:
     done = run("report", "--url", url)
     assert done.returncode == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 from types import MappingProxyType
@@ -125,6 +126,12 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(path)
     assert str(raised.value) == f"{path}: byte 5 is not UTF-8; save the file as UTF-8"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is a pipe"):
+        load(tmp_path / "pipe")
 
 
 def test_a_huge_file_is_refused_before_it_is_read() -> None:

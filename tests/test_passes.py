@@ -27,6 +27,7 @@ PASSES = st.builds(
     seconds=TIMES,
     cpu_ratio=st.floats(0.0, 1.0),
     imbalance=st.floats(1.0, 5.0),
+    stagger=st.floats(1.0, 3.0),
     involuntary_switches=st.integers(0, 20),
     page_faults=st.integers(0, 2),
 )
@@ -43,6 +44,8 @@ PASSES = st.builds(
         (Pass(1, 0.5, 2.0, 9, 9), Reason.PREEMPTED),
         (Pass(1, 1.0, 1.0, 0, 1), Reason.PAGE_FAULTS),
         (Pass(1, 1.0, 1.16, 0, 0), Reason.IMBALANCED),
+        (Pass(1, 1.0, 1.0, 0, 0, 1.04), None),
+        (Pass(1, 1.0, 1.0, 0, 0, 1.9), Reason.PREEMPTED),
     ],
 )
 def test_flaws(timed: Pass, reason: Reason | None) -> None:

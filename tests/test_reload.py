@@ -92,6 +92,24 @@ class TestReloader:
         assert subject.reload() == ()
         assert subject.ok
 
+    def test_a_file_without_servers_is_not_taken_while_some_are_watched(self) -> None:
+        """An editor that is caught in the middle of writing leaves an empty file."""
+        servers = parse("servers: [{name: a, url: 'http://127.0.0.1:1'}]", "test")
+        subject = Reloader(servers, lambda: parse("", "test"), Clock().unix)
+        assert len(subject.reload()) == 1
+        assert (subject.ok, subject.settings) == (False, servers)
+
+    def test_another_certificate_under_the_same_name_is_taken(self, tmp_path: Path) -> None:
+        told = []
+        (tmp_path / "ca").write_text("x")
+        text = "servers: [{name: a, url: 'https://127.0.0.1:1'}]"
+        (server,) = parse(text, "test").servers
+        secure = Settings(servers=(server.model_copy(update={"ca_file": tmp_path / "ca"}),))
+        subject = Reloader(secure, lambda: secure, Clock().unix)
+        subject.changed = lambda: told.append(1)
+        subject.reload()
+        assert told == [1]
+
     def test_without_a_file_there_is_nothing_to_read(self) -> None:
         assert Reloader(self.settings(), None, Clock().unix).reload() == (
             "there is no configuration file to read again",

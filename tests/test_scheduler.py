@@ -506,6 +506,31 @@ async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: F
         assert b.meter.runs[-1] is False
 
 
+@pytest.mark.parametrize("lost", ["triad", "compute"])
+async def test_a_run_that_lost_one_of_its_figures_is_made_again_in_full(
+    fake_llama: FakeLlama, tmp_path: Path, lost: str
+) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        whole = b.meter.measure
+
+        def lossy(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
+            run = whole(full=full, progress=progress)
+            if lost == "compute":
+                return replace(run, compute=None, compute_problem=Reason.PREEMPTED)
+            return replace(run, measurements=tuple(m for m in run.measurements if m.kernel is not Kernel.TRIAD))
+
+        b.meter.measure = lossy  # type: ignore[method-assign]
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs == [True] * 3, "the first one is tried again at once"
+        assert b.scheduler.machine.due - b.time.now < 300
+        b.meter.measure = whole  # type: ignore[method-assign]
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs[-1] is True
+        assert b.scheduler.machine.due - b.time.now == 300
+        await b.scheduler.run_once(probe=False)
+        assert b.meter.runs[-1] is False
+
+
 async def test_a_hung_loop_is_not_healthy(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         assert b.scheduler.healthy()

@@ -50,6 +50,9 @@ def load(path: Path) -> Settings:
         ConfigError: With every problem found.
     """
     try:
+        if path.is_fifo():
+            # Opening one waits for a writer, and the daemon with it.
+            raise ConfigError([f"{path}: is a pipe; name a readable file with --config.file"])
         with path.open("rb") as file:
             raw = file.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:

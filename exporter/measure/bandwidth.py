@@ -167,6 +167,7 @@ class BandwidthMeter:
             cache_bytes=cache,
             cache_assumed=told is None,
             unpinned_threads=runner.unpinned,
+            compute_problem=compute if isinstance(compute, Reason) else None,
         )
 
     def _plan_sets(

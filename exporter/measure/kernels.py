@@ -24,6 +24,7 @@ from exporter.roofline.passes import (
     WARM_UP_PASSES,
     Method,
     Store,
+    flaw,
     judge,
     sift,
 )
@@ -206,9 +207,10 @@ class KernelRunner:
                     rest_seconds=self._rest,
                     budget_seconds=PASS_BUDGET_SECONDS,
                 )
-                times[isa] = min((timed.seconds for timed in run.passes[1:]), default=math.inf)
-            # Of equals the first, the widest, is taken.
-            self._isas[arrays.cpus] = min(tried, key=lambda isa: times[isa])
+                times[isa] = min((t.seconds for t in run.passes[1:] if flaw(t) is None), default=math.inf)
+            # Of equals the first, the widest, is taken; so it is where a disturbed trial cannot tell.
+            undecided = math.inf in times.values()
+            self._isas[arrays.cpus] = tried[0] if undecided else min(tried, key=lambda isa: times[isa])
         return self._isas[arrays.cpus]
 
     def _sample(self, arrays: Arrays, kernel: Kernel, way: Way, passes: int) -> "_Sample | Reason":

@@ -206,7 +206,7 @@ def _timed(passes: int, call: Callable[[object, object], int]) -> tuple[tuple[Pa
     if error is not None:
         return (), error
     timed = tuple(
-        Pass(p.seconds, p.cpu_ratio, p.imbalance, p.involuntary_switches, p.page_faults)
+        Pass(p.seconds, p.cpu_ratio, p.imbalance, p.involuntary_switches, p.page_faults, p.stagger)
         for p in times[0 : completed[0]]
     )
     if not all(math.isfinite(p.seconds) and p.seconds > 0 for p in timed):

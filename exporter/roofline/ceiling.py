@@ -108,6 +108,7 @@ class BandwidthRun:
         cpus: The CPUs that could be used.
         cache_bytes: The last-level cache that the size was planned for.
         cache_assumed: The kernel did not tell the cache; `cache_bytes` is a guess.
+        compute_problem: Why a full run gave no compute peak; None when it gave one, or was not to.
         unpinned_threads: Threads that the system did not let us pin; the numbers stand, with more spread.
     """
 
@@ -120,6 +121,7 @@ class BandwidthRun:
     cache_bytes: int
     cache_assumed: bool
     unpinned_threads: int = 0
+    compute_problem: Reason | None = None
 
     @classmethod
     def failed(cls, reason: Reason) -> "BandwidthRun":

@@ -28,6 +28,8 @@ CPU_RATIO_LIMIT: Final = 0.95
 """A thread that ran less than this share of a pass was pushed aside, whatever the switch counter says."""
 SWITCHED_CPU_RATIO_LIMIT: Final = 0.97
 """The same, when the kernel also counted an involuntary switch."""
+STAGGER_LIMIT: Final = 1.05
+"""Pass / longest thread time: beyond it a thread started late, and had the memory to itself."""
 IMBALANCE_LIMIT: Final = 1.15
 """Longest / shortest thread time in a pass: beyond it, one thread was disturbed or its CPU is slower."""
 SPREAD_LIMIT: Final = 0.1
@@ -74,6 +76,7 @@ class Pass:
         imbalance: Longest thread time / shortest.
         involuntary_switches: Summed over the threads.
         page_faults: Summed over the threads.
+        stagger: `seconds` / longest thread time; above 1, the threads did not run at the same time.
     """
 
     seconds: float
@@ -81,6 +84,7 @@ class Pass:
     imbalance: float
     involuntary_switches: int
     page_faults: int
+    stagger: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Sifted:
 def flaw(timed: Pass) -> Reason | None:
     """Why this pass may not count, or None."""
     limit = SWITCHED_CPU_RATIO_LIMIT if timed.involuntary_switches else CPU_RATIO_LIMIT
-    if timed.cpu_ratio < limit:
+    if timed.cpu_ratio < limit or timed.stagger > STAGGER_LIMIT:
         return Reason.PREEMPTED
     if timed.page_faults:
         return Reason.PAGE_FAULTS

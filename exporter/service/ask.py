@@ -42,7 +42,11 @@ def fetch_report(url: str, form: str) -> tuple[str, int]:
     if not url.startswith(("http://", "https://")):
         raise AskError(f"--url {url}: write it as http://HOST:PORT")
     base = url.rstrip("/").removesuffix("/api/v1/snapshot").removesuffix("/metrics").rstrip("/")
-    if not urlsplit(base).hostname:
+    try:
+        host = urlsplit(base).hostname
+    except ValueError:
+        host = None
+    if not host:
         raise AskError(f"--url {url}: names no host; write it as http://HOST:PORT")
     address = base + "/api/v1/snapshot"
     try:

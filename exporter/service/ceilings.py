@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack
+from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Kernel, ThreadScope
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import Host, HostInfo
 from exporter.service.clocks import Clocks
@@ -89,11 +89,11 @@ class HostWatch:
         """One run; the first is made again at once when it was disturbed: without a ceiling there is nothing to say."""
         attempts = 1 if self.host.runs else FIRST_ATTEMPTS
         for _ in range(attempts):
-            await self.measure()
-            if self.host.problem not in DISTURBED:
+            run = await self.measure()
+            if _is_complete(run) or (run.problem is not None and run.problem not in DISTURBED):
                 break
 
-    async def measure(self) -> None:
+    async def measure(self) -> BandwidthRun:
         """One run, full when that is due."""
         started = self._clocks.monotonic()
         full = started >= self._full_due
@@ -109,7 +109,7 @@ class HostWatch:
             # Python's word for a machine that gives no more threads.
             log.warning("no thread to measure bandwidth in", error=str(error))
             run = BandwidthRun.failed(Reason.NO_THREADS)
-        self._plan(started, full=full, failed=run.problem is not None)
+        self._plan(started, run, full=full)
         self.host = _with_run(self.host, run, self._clocks)
         self._warn_of_own_cpus(run)
         log.info(
@@ -123,16 +123,19 @@ class HostWatch:
                 for b in run.measurements
             },
         )
+        return run
 
-    def _plan(self, started: float, *, full: bool, failed: bool) -> None:
-        """After a run without a ceiling the next comes sooner, each time after twice the pause."""
-        self._failed_runs = self._failed_runs + 1 if failed else 0
-        retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if failed else self._interval
+    def _plan(self, started: float, run: BandwidthRun, *, full: bool) -> None:
+        """After a run that lacks a ceiling a full one comes soon, each time after twice the pause."""
+        lacking = not _is_complete(run)
+        self._failed_runs = self._failed_runs + 1 if lacking else 0
+        retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if lacking else self._interval
         self.due = started + retry
-        if failed:
-            return
-        self._measured_at = started
-        if full:
+        if run.problem is None:
+            self._measured_at = started
+        if lacking:
+            self._full_due = min(self._full_due, started)
+        elif full:
             self._full_due = started + FULL_RUN_SECONDS
 
     def _warn_of_own_cpus(self, run: BandwidthRun) -> None:
@@ -148,6 +151,13 @@ class HostWatch:
             )
 
 
+def _is_complete(run: BandwidthRun) -> bool:
+    """Whether the run gave every ceiling that a server may refer to, and no disturbance cost it the compute peak."""
+    measured = {b.kernel for b in run.measurements if b.threads is ThreadScope.ALL}
+    ceilings = run.problem is None and measured >= {Kernel.READ, Kernel.TRIAD}
+    return ceilings and run.compute_problem not in DISTURBED
+
+
 def _with_run(host: Host, run: BandwidthRun, clocks: Clocks) -> Host:
     """The host's record after one more bandwidth run."""
     tracks = dict(host.tracks)
@@ -159,7 +169,7 @@ def _with_run(host: Host, run: BandwidthRun, clocks: Clocks) -> Host:
         tracks=tracks,
         compute=run.compute or host.compute,
         runs=host.runs + 1,
-        last_success_timestamp=clocks.unix() if run.measurements else host.last_success_timestamp,
+        last_success_timestamp=clocks.unix() if run.problem is None else host.last_success_timestamp,
         rejected_passes=_added(host.rejected_passes, run.rejected),
         problem=run.problem,
     )

@@ -40,12 +40,16 @@ class Reloader:
             return ("there is no configuration file to read again",)
         try:
             settings = with_peaks(self._load())
+            if self.settings.servers and not settings.servers:
+                # An editor caught in the middle of writing leaves an empty file; so do few operators on purpose.
+                return self._refuse(("the new configuration has no servers; to watch none, restart with it",))
         except ConfigError as error:
             return self._refuse(error.errors)
         except PeakError as error:
             return self._refuse((str(error),))
         self.ok, self.loaded_at = True, self._unix()
-        different = settings != self.settings
+        # A certificate authority may have changed under the same name, and is read when sessions are opened.
+        different = settings != self.settings or any(server.ca_file for server in settings.servers)
         log.info("configuration read again", changed=different)
         if different:
             self.settings = settings

@@ -14,7 +14,7 @@ int32_t completed;
 static bool plausible(const membench_pass *p)
 {
     return p->seconds > 0.0 && p->seconds < 600.0 && p->cpu_ratio >= 0.0 && p->cpu_ratio <= 1.0 && p->imbalance >= 1.0 &&
-           isfinite(p->imbalance) && p->involuntary_switches >= 0 && p->page_faults >= 0;
+           isfinite(p->imbalance) && p->stagger >= 1.0 && isfinite(p->stagger) && p->involuntary_switches >= 0 && p->page_faults >= 0;
 }
 
 static bool has_store(int isa, int kernel, int store)

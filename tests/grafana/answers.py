@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SELECTOR = re.compile(r"\b(?:roofline_\w+|process_\w+|up|ALERTS)\{[^}]*\}")
 _LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
+SETTLED_SECONDS = 3.0
 SPAN_SECONDS = 45
 
 
@@ -56,7 +57,8 @@ class Answers:
     @contextmanager
     def at_one_moment(self) -> Iterator[None]:
         """All questions are about the same moment, so that their answers agree."""
-        self.moment = time.time()
+        # A little ago: a scrape of this very moment may still be on its way, and be there for the next question.
+        self.moment = time.time() - SETTLED_SECONDS
         try:
             yield
         finally:

@@ -531,6 +531,22 @@ async def test_a_run_that_lost_one_of_its_figures_is_made_again_in_full(
         assert b.meter.runs[-1] is False
 
 
+async def test_each_attempt_of_the_first_run_has_its_time(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """Three attempts of 50 s each are slow, and the loop is alive."""
+    alive: list[bool] = []
+    async with bench(fake_llama, tmp_path) as b:
+        b.meter.problem = Reason.PREEMPTED
+
+        def slow() -> None:
+            alive.append(b.scheduler.healthy())
+            b.time.now += 50
+
+        b.meter.during = slow
+        await b.scheduler.run_once(probe=False)
+        assert alive == [True, True, True]
+        assert b.scheduler.healthy()
+
+
 async def test_a_hung_loop_is_not_healthy(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         assert b.scheduler.healthy()

@@ -85,16 +85,8 @@ class HostWatch:
             return now - self.due > self._interval
         return now - self._measured_at > FORCED_RUN_SECONDS
 
-    async def measure_due(self) -> None:
-        """One run; the first is made again at once when it was disturbed: without a ceiling there is nothing to say."""
-        attempts = 1 if self.host.runs else FIRST_ATTEMPTS
-        for _ in range(attempts):
-            run = await self.measure()
-            if _is_complete(run) or (run.problem is not None and run.problem not in DISTURBED):
-                break
-
-    async def measure(self) -> BandwidthRun:
-        """One run, full when that is due."""
+    async def measure(self) -> bool:
+        """One run, full when that is due; whether it was disturbed, so that another one may find what it lacks."""
         started = self._clocks.monotonic()
         full = started >= self._full_due
         loop = asyncio.get_running_loop()
@@ -123,7 +115,7 @@ class HostWatch:
                 for b in run.measurements
             },
         )
-        return run
+        return not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
 
     def _plan(self, started: float, run: BandwidthRun, *, full: bool) -> None:
         """After a run that lacks a ceiling a full one comes soon, each time after twice the pause."""

@@ -76,6 +76,9 @@ async def serve(
                     work = [beside(scheduler, urls)] if beside else []
                 served.scheduler = before = scheduler
                 served.settings = settings
+                if reloader.settings is not settings:
+                    # Another file was read while this one was being put in force.
+                    scheduler.finish()
                 await _until(stop, scheduler.run(), *work)
         log.info("stopping")
     finally:

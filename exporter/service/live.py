@@ -129,10 +129,6 @@ class LiveWatch:
         if self._watch.probed_since(asked):
             self._cut()
             return None
-        if not isinstance(poll, Reason) and any(slot.processing and slot.probe for slot in poll.slots):
-            # Another exporter's probe is nobody's traffic.
-            self._cut()
-            return None
         now = self._clock()
         if isinstance(poll, Reason):
             if poll is not Reason.TIMEOUT:
@@ -142,6 +138,10 @@ class LiveWatch:
             if self._has_stalled(now):
                 self._watch.take_live(None, users=self._users, stalled=True)
             return poll
+        if any(slot.processing and slot.probe for slot in poll.slots):
+            # Another exporter's probe is nobody's traffic.
+            self._cut()
+            return None
         self._track = self._track.add(poll)
         self._progress = self._progress.seen(poll.slots, now)
         self._users = busy(poll.slots) > 0

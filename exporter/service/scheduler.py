@@ -8,7 +8,7 @@ from typing import Final
 from exporter.config import Settings
 from exporter.measure.prompts import PROMPT_FAMILIES
 from exporter.roofline.snapshot import CHECK_SECONDS, Snapshot
-from exporter.service.ceilings import HostWatch, Progress
+from exporter.service.ceilings import FIRST_ATTEMPTS, HostWatch, Progress
 from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
 from exporter.service.watch import ServerWatch
@@ -143,9 +143,13 @@ class Scheduler:
         return not any([await watch.has_users() for watch in self.watches])
 
     async def _measure_bandwidth(self) -> None:
-        self._expect_tick(_BANDWIDTH_SECONDS)
-        await self.machine.measure_due()
-        self.snapshot = self._freeze()
+        """One run; the first is made again at once when it was disturbed: without a ceiling there is nothing to say."""
+        for _ in range(1 if self.machine.host.runs else FIRST_ATTEMPTS):
+            self._expect_tick(_BANDWIDTH_SECONDS)
+            disturbed = await self.machine.measure()
+            self.snapshot = self._freeze()
+            if not disturbed:
+                break
 
     async def _cycle(self, watch: ServerWatch, *, whole: bool = False) -> None:
         # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.

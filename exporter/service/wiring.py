@@ -83,12 +83,9 @@ async def measuring(
                 _go_on(made, old, same=same)
             return made
 
-        by_name = {s.name: (s, c) for s, c in zip(settings.servers, clients, strict=True)}
-
         async def live(watch: ServerWatch, changed: Callable[[], None]) -> None:
-            server, client = by_name[watch.record.name]
-            reader = LiveReader(client, CLOCKS.monotonic)
-            await LiveWatch(server, watch, reader, clock=CLOCKS.monotonic, changed=changed).run()
+            reader = LiveReader(watch.probe.client, CLOCKS.monotonic)
+            await LiveWatch(watch.settings, watch, reader, clock=CLOCKS.monotonic, changed=changed).run()
 
         yield Scheduler(
             settings=settings,

@@ -198,7 +198,7 @@ def format_fraction(fraction: float) -> str:
 def _text(value: object, expected: str) -> str:
     """Return the value as trimmed text, or refuse what can never be a quantity."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{shown(value)} is not {expected}")  # noqa: TRY004 - pydantic turns only ValueError into a finding
+        raise ValueError(f"{shown(value)} is not {expected}")
     text = str(value).strip()
     if text.startswith("-"):
         raise ValueError(f"{shown(value)} is below 0; it must be more than 0")

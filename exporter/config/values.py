@@ -35,14 +35,12 @@ def within(
 
     def check(value: object) -> _N:
         hint = f"; a number without a unit is in {base_unit}" if base_unit and not isinstance(value, str) else ""
-        return bounded(value, parse(value), show, low, high, hint)
+        return bounded(value, parse(value), show, low=low, high=high, hint=hint)
 
     return BeforeValidator(check)
 
 
-def bounded(  # noqa: PLR0917 - a value, and everything about it
-    value: object, number: _N, show: Callable[[_N], str], low: _N | None, high: _N, hint: str = ""
-) -> _N:
+def bounded(value: object, number: _N, show: Callable[[_N], str], *, low: _N | None, high: _N, hint: str = "") -> _N:
     """Return the number that the value was parsed to, if it can be true."""
     if low is not None and number < low:
         raise ValueError(f"{shown(value)} is too small: the least is {show(low)}{hint}")
@@ -53,13 +51,13 @@ def bounded(  # noqa: PLR0917 - a value, and everything about it
 
 def memory_bandwidth(value: object) -> float:
     """Return bytes per second of a memory that can exist, from what people write."""
-    return bounded(value, parse_bandwidth(value), format_bandwidth, LEAST_BANDWIDTH, MOST_BANDWIDTH)
+    return bounded(value, parse_bandwidth(value), format_bandwidth, low=LEAST_BANDWIDTH, high=MOST_BANDWIDTH)
 
 
 def whole_number(value: object) -> int:
     """Return the value if it is a whole number and nothing that merely converts to one."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{shown(value)} is not a whole number; write e.g. 4, without quotes or unit")  # noqa: TRY004
+        raise ValueError(f"{shown(value)} is not a whole number; write e.g. 4, without quotes or unit")
     return value
 
 
@@ -68,14 +66,14 @@ def thread_count(value: object) -> object:
     if value == "auto":
         return None
     if isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not a thread count; write auto or a whole number such as 4")  # noqa: TRY004
+        raise ValueError(f"{shown(value)} is not a thread count; write auto or a whole number such as 4")
     return value
 
 
 def plain_text(value: object) -> str:
     """Return the value if it is text on one line."""
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not text; put it in quotes")  # noqa: TRY004
+        raise ValueError(f"{shown(value)} is not text; put it in quotes")
     if not value.strip():
         raise ValueError(f"{shown(value)} is empty; write a text, or remove the key")
     if not value.isprintable():
@@ -93,7 +91,7 @@ def server_name(value: str) -> str:
 def listed(value: object) -> object:
     """Return the list as a tuple."""
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{shown(value)} is not a list; write its entries within [ ], or one per line after a dash")  # noqa: TRY004
+        raise ValueError(f"{shown(value)} is not a list; write its entries within [ ], or one per line after a dash")
     return tuple(value)
 
 

@@ -6,6 +6,7 @@ presence, never by the build's number, which a build made outside git does not h
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import PurePath
 from typing import Final
 
@@ -139,7 +140,7 @@ def refusal(status: int, body: bytes | None) -> Reason:
         return Reason.CONTEXT_TOO_SMALL
     if kind == "invalid_request_error" and message in _ROUTER_REFUSALS:
         return _ROUTER_REFUSALS[message]
-    return Reason.NOT_LLAMA if status == 404 else Reason.HTTP_ERROR  # noqa: PLR2004 - HTTP Not Found
+    return Reason.NOT_LLAMA if status == HTTPStatus.NOT_FOUND else Reason.HTTP_ERROR
 
 
 def take_event(data: bytes, streams: Sequence[StreamTokens], place: int) -> Reason | None:

@@ -13,6 +13,10 @@ from typing import Final
 
 _GROUP_FILES: Final = ("cgroup.procs", "memory.max", "memory.limit_in_bytes")
 """One of these is in every group that rules memory."""
+_OWN_FIELDS: Final = 3
+"""Of a line of /proc/self/cgroup: `id:controllers:path`."""
+_MOUNT_FIELDS, _MOUNT_TAIL = 5, 3
+"""Of a line of mountinfo: the least before the dash that tell root and mount point, and those behind it."""
 _NO_LIMIT_BYTES: Final = 1 << 62
 """Version 1 writes 2^63 - one page for "no limit"; nothing real comes near half of that."""
 _USUAL_V2: Final = ("fs/cgroup", "fs/cgroup/unified")
@@ -105,7 +109,7 @@ def memory_limit_bytes(proc: Path, sys: Path) -> int | None:
 def memory_limit_hidden(proc: Path, sys: Path) -> bool:
     """Whether this process is in a memory group whose limit cannot be seen: a container without /sys, for instance."""
     own = (line.split(":", 2) for line in (read_text(proc / "self/cgroup") or "").splitlines())
-    ruled = any(len(f) == 3 and ("memory" in f[1].split(",") or (f[0] == "0" and not f[1])) for f in own)  # noqa: PLR2004
+    ruled = any(len(f) == _OWN_FIELDS and ("memory" in f[1].split(",") or (f[0] == "0" and not f[1])) for f in own)
     seen = (g.path / name for g in groups(proc, sys, "memory") for name in _GROUP_FILES)
     return ruled and not any(_exists(file) for file in seen)
 
@@ -168,7 +172,7 @@ def _parse_mount(line: str, sys: Path) -> _Mount | None:
     """One line of mountinfo: `id parent dev root mount options ... - type source super-options`."""
     left, _, right = line.partition(" - ")
     fields, tail = left.split(), right.split()
-    if len(fields) < 5 or len(tail) < 3 or tail[0] not in {"cgroup", "cgroup2"}:  # noqa: PLR2004
+    if len(fields) < _MOUNT_FIELDS or len(tail) < _MOUNT_TAIL or tail[0] not in {"cgroup", "cgroup2"}:
         return None
     root, mount = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), f) for f in fields[3:5])
     inside = PurePosixPath(mount)

@@ -45,7 +45,7 @@ from exporter.service.demo import cache_directory
 from exporter.service.demo_model import assemble_model
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from processes import Exporter, Prometheus, exporter, free_port, get, llama, running, wait_for
+from processes import Exporter, Prometheus, exporter, free_port, get, llama, prometheus_running, running, wait_for
 
 RULES = Path(__file__).parents[1] / "deploy" / "prometheus" / "rules.yaml"
 MIB = 1 << 20
@@ -134,21 +134,10 @@ def prometheus(targets: int, port: int, real: str, interval: float, directory: P
         "scrape_configs": jobs,
         "rule_files": [str(RULES)] if targets else [],
     }
-    file = directory / "prometheus.yml"
-    file.write_text(json.dumps(config))  # JSON is YAML
-    command = (
-        "prometheus",
-        f"--config.file={file}",
-        f"--storage.tsdb.path={directory / f'data-{targets}'}",
-        f"--web.listen-address=127.0.0.1:{own}",
-        "--log.level=error",
-    )
-    with running(command) as process:
-        url = f"http://127.0.0.1:{own}"
-        wait_for("Prometheus", 30, lambda: get(f"{url}/-/ready"))
-        yield Prometheus(url)
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+    below = directory / str(targets)
+    below.mkdir()
+    with prometheus_running("prometheus", config, below, port=own) as server:
+        yield server
 
 
 @dataclass(frozen=True, slots=True)

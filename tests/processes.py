@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,15 +133,24 @@ def prometheus_scraping(program: str, target: str, directory: Path) -> Iterator[
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
         "scrape_configs": [{"job_name": "roofline", "static_configs": [{"targets": [target]}]}],
     }
-    file = directory / "prometheus.yml"
+    with prometheus_running(program, config, directory) as prometheus:
+        yield prometheus
+
+
+@contextmanager
+def prometheus_running(
+    program: str, config: Mapping[str, Any], directory: Path, *options: str, port: int | None = None
+) -> Iterator[Prometheus]:
+    """A Prometheus with that configuration; its files are below `directory`."""
+    file, port = directory / "prometheus.yml", port or free_port()
     file.write_text(json.dumps(config))  # JSON is YAML
-    port = free_port()
     command = (
         program,
         f"--config.file={file}",
         f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=error",
+        *options,
     )
     with running(command) as process:
         url = f"http://127.0.0.1:{port}"

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import snapshots
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -20,7 +21,7 @@ from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe
 from exporter.present.metrics import SnapshotCollector, build_registry
-from exporter.roofline.ceiling import Bandwidth, BandwidthRun, Kernel, Roof, RoofPolicy, ThreadScope
+from exporter.roofline.ceiling import BandwidthRun, Kernel, Roof, RoofPolicy
 from exporter.roofline.snapshot import HostInfo, Server
 from exporter.service.ceilings import HostWatch
 from exporter.service.clocks import Clocks
@@ -44,22 +45,7 @@ class GivenCeiling:
 
     def measure(self, *, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
         progress("full" if full else "short")
-        found = Bandwidth(
-            kernel=Kernel.READ,
-            threads=ThreadScope.ALL,
-            thread_count=2,
-            best_bytes_per_second=30e9,
-            median_bytes_per_second=30e9,
-            spread_ratio=0.0,
-            passes=5,
-            array_bytes=1 << 20,
-            store="nt",
-            isa="avx2",
-            pages="4KiB",
-            method="stream",
-            scope="exporter",
-            measured_at=time.monotonic(),
-        )
+        found = snapshots.bandwidth(Kernel.READ, 30, measured_at=time.monotonic())
         return BandwidthRun((found,), None, {}, None, 1 << 20, (0, 1), 1 << 20, cache_assumed=False)
 
     def cancel(self) -> None:

@@ -25,7 +25,18 @@ from urllib.parse import urlencode
 
 import pytest
 import yaml
-from processes import COMMAND, Exporter, Prometheus, exporter, free_port, get, llama, running, wait_for
+from processes import (
+    COMMAND,
+    Exporter,
+    Prometheus,
+    exporter,
+    free_port,
+    get,
+    llama,
+    prometheus_running,
+    running,
+    wait_for,
+)
 from real import missing
 
 if TYPE_CHECKING:
@@ -103,22 +114,9 @@ def prometheus_as_shipped(program: str, target: str, alertmanager: str, director
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [target]}]
     config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": [alertmanager]}]}]
-    file = directory / "prometheus.yml"
-    file.write_text(yaml.safe_dump(config))
-    port = free_port()
-    command = (
-        program,
-        f"--config.file={file}",
-        f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--rules.alert.resend-delay=1s",  # a resolved alert is told at once all the same; this keeps the rest brisk
-        "--log.level=error",
-    )
-    with running(command) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_for("Prometheus", 30, lambda: get(f"{url}/-/ready"))
-        yield Prometheus(url)
-        process.send_signal(signal.SIGTERM)
+    # A resolved alert is told at once all the same; this keeps the rest brisk.
+    with prometheus_running(program, config, directory, "--rules.alert.resend-delay=1s") as prometheus:
+        yield prometheus
 
 
 @contextmanager

@@ -7,7 +7,6 @@ that is down. Prometheus scrapes it under two addresses and by two jobs, with th
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import transforms
 from answers import Answers, asked_by
 from board.roofline import INTENSITIES
 from boards import FILES, filled_in, load, names_of, panels
-from processes import exporter, free_port, get, llama, running, wait_for
+from processes import exporter, free_port, llama, prometheus_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +85,7 @@ class Scene:
         return value
 
 
-def prometheus_config(target: str, directory: Path) -> Path:
+def prometheus_config(target: str, directory: Path) -> dict[str, Any]:
     """Two jobs, two addresses of the exporter, and the operator's labels."""
     labels = {"namespace": "llm", "pod": "llama-0", "container": "exporter", "endpoint": "metrics"}
     port = target.rpartition(":")[2]
@@ -97,17 +96,11 @@ def prometheus_config(target: str, directory: Path) -> Path:
     }
     rules = directory / "rules.yml"
     rules.write_text(json.dumps(RULES))
-    file = directory / "prometheus.yml"
-    file.write_text(
-        json.dumps(
-            {
-                "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-                "rule_files": [str(rules)],
-                "scrape_configs": [{"job_name": name, "static_configs": found} for name, found in jobs.items()],
-            }
-        )
-    )
-    return file
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": name, "static_configs": found} for name, found in jobs.items()],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +110,9 @@ def scene(real_model: Path, prometheus: str, tmp_path_factory: pytest.TempPathFa
         llama(real_model, port, "--threads", "1"),
         exporter(CONFIG.format(port=port, nobody=free_port()), directory) as watching,
     ):
-        target, own = watching.url.removeprefix("http://"), free_port()
-        command = (
-            prometheus,
-            f"--config.file={prometheus_config(target, directory)}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            f"--web.listen-address=127.0.0.1:{own}",
-            "--log.level=error",
-        )
-        with running(command) as process:
-            url = f"http://127.0.0.1:{own}"
-            wait_for("Prometheus", 30, lambda: get(f"{url}/-/ready"))
-            found = Scene(Answers(url), target)
+        target = watching.url.removeprefix("http://")
+        with prometheus_running(prometheus, prometheus_config(target, directory), directory) as server:
+            found = Scene(Answers(server.url), target)
             for what in (
                 f'count(roofline_decode_floor_ratio{{instance="{target}", job="again"}}) == {2 * len(BATCHES)}',
                 'sum(increase(roofline_probe_failures_total{server="down"}[30s])) > 0',
@@ -138,7 +122,6 @@ def scene(real_model: Path, prometheus: str, tmp_path_factory: pytest.TempPathFa
             ):
                 wait_for(what, 400, partial(found.answers.now, what))
             yield found
-            process.send_signal(signal.SIGTERM)
 
 
 every_board = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import snapshots
 from fake_llama import Behaviour, FakeLlama
 from fake_llama_answers import Model
 
@@ -17,7 +18,7 @@ from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.manners import Manners
 from exporter.measure.model import ModelHints, ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
-from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel, ThreadScope
+from exporter.roofline.ceiling import BandwidthRun, ComputePeak, Kernel
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
@@ -74,32 +75,14 @@ class FakeMeter:
             self.loop.call_soon_threadsafe(self.fourteen.set)
         self.during()
         progress("read")
-        rates = {Kernel.READ: self.read, Kernel.TRIAD: 0.9 * self.read}
-        found = () if self.problem else tuple(self._bandwidth(k, r) for k, r in rates.items())
+        rates = {} if self.problem else {Kernel.READ: self.read, Kernel.TRIAD: 0.9 * self.read}
+        found = tuple(snapshots.bandwidth(k, r / GB, measured_at=self.time.now) for k, r in rates.items())
         peak = ComputePeak("fp32", 300e9, 0.0, 2, "avx2", self.time.now) if full and found else None
         rejected = {self.problem: 3} if self.problem else {}
         return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, (0, 1), 1 << 20, cache_assumed=False)
 
     def cancel(self) -> None:
         self.cancelled = True
-
-    def _bandwidth(self, kernel: Kernel, rate: float) -> Bandwidth:
-        return Bandwidth(
-            kernel=kernel,
-            threads=ThreadScope.ALL,
-            thread_count=2,
-            best_bytes_per_second=rate,
-            median_bytes_per_second=rate,
-            spread_ratio=0.0,
-            passes=5,
-            array_bytes=1 << 20,
-            store="nt",
-            isa="avx2",
-            pages="4KiB",
-            method="stream",
-            scope="exporter",
-            measured_at=self.time.now,
-        )
 
 
 @dataclass

@@ -1,18 +1,15 @@
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_engine import GIB, GROUP, MIB, Call, FakeEngine, by, meter
 from trees import Machine
 
 from exporter.measure.bandwidth import BandwidthMeter
-from exporter.measure.host import allowed_cpus
-from exporter.measure.membench import Bench, KernelRun, Membench, MembenchArrays, Way
 from exporter.measure.whose import CpuSet
-from exporter.roofline.ceiling import Bandwidth, BandwidthRun, BandwidthTrack, Kernel, ThreadScope
+from exporter.roofline.ceiling import Kernel, ThreadScope
 from exporter.roofline.passes import (
     EVICT_SLICE_BYTES,
     EVICT_SMALL_PAGES_SLICE_BYTES,
@@ -22,130 +19,11 @@ from exporter.roofline.passes import (
 )
 from exporter.roofline.reason import Reason
 
-MIB, GIB = 1 << 20, 1 << 30
-GROUP = "sys/fs/cgroup"
-PROC, SYS = Path("/proc"), Path("/sys")
-
-Spoil = Callable[["Call", Pass], Pass]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of the fake: what was asked, and the how manyth run of it this is."""
-
-    cpus: tuple[int, ...]
-    kernel: Kernel
-    store: Store
-    array_bytes: int
-    repeat: int
-    method: Method = Method.STREAM
-    isa: str = "fake"
-
-
-@dataclass
-class FakeEngine:
-    """A machine whose memory gives each CPU 10 GB/s, saturates at 30, and has a cache of three times that rate."""
-
-    cache_bytes: int = 32 * MIB
-    plain_share: float = 0.75
-    spoil: Spoil = lambda _, timed: timed
-    fail: Callable[[Call], Reason | None] = lambda _: None
-    refuse: Callable[[tuple[int, ...], int], Reason | None] = lambda _cpus, _size: None
-    on_run: Callable[["FakeEngine"], None] = lambda _: None
-    touch: Callable[[int], None] = lambda _: None
-    isas: tuple[str, ...] = ("fake",)
-    evict_supported: bool = False
-    calls: list[Call] = field(default_factory=list)
-    opened: int = 0
-    closed: int = 0
-    most_mapped: int = 0
-    stopped: bool = False
-
-    def open(self, cpus: Sequence[int], array_bytes: int) -> Bench | Reason:
-        reason = self.refuse(tuple(cpus), array_bytes)
-        if reason is not None:
-            return reason
-        self.opened += 1
-        self.most_mapped = max(self.most_mapped, 3 * array_bytes * (self.opened - self.closed))
-        return FakeBench(self, tuple(cpus), array_bytes)
-
-    def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:
-        timed = Pass(pass_seconds, 1.0, 1.0, 0, 0)
-        return KernelRun((timed,) * passes, len(cpus) * 1e9 * self.isa_share(isa))
-
-    def isa_share(self, isa: str) -> float:
-        """The last named one is the fastest."""
-        return (1 + self.isas.index(isa)) / len(self.isas)
-
-    def cancel(self) -> None:
-        self.stopped = True
-
-    def resume(self) -> None:
-        self.stopped = False
-
-    def cancelled(self) -> bool:
-        return self.stopped
-
-
-@dataclass
-class FakeBench:
-    engine: FakeEngine
-    cpus: tuple[int, ...]
-    array_bytes: int
-    unpinned: int = 0
-
-    def run(self, kernel: Kernel, way: Way, *, passes: int, rest_seconds: float, budget_seconds: float) -> KernelRun:
-        assert rest_seconds > 0
-        assert budget_seconds > 0
-        engine = self.engine
-        store = way.store
-        same = Call(self.cpus, kernel, store, self.array_bytes, 0, way.method, way.isa)
-        call = replace(same, repeat=sum(replace(c, repeat=0) == same for c in engine.calls))
-        engine.calls.append(call)
-        engine.on_run(engine)
-        if engine.stopped:
-            return KernelRun(error=Reason.CANCELLED)
-        reason = engine.fail(call)
-        if reason is not None:
-            return KernelRun(error=reason)
-        engine.touch(3 * self.array_bytes)
-        rate = min(10e9 * len(self.cpus), 30e9) * engine.isa_share(way.isa)
-        if 3 * self.array_bytes <= engine.cache_bytes and way.method is Method.STREAM:
-            rate *= 3
-        if kernel is not Kernel.READ and store is Store.PLAIN:
-            rate *= engine.plain_share
-        amount = 3 * self.array_bytes
-        warm_up = Pass(2 * amount / rate, 0.5, 3.0, 7, 9)
-        timed = [engine.spoil(call, Pass(amount / rate, 1.0, 1.0, 0, 0)) for _ in range(passes - 1)]
-        return KernelRun((warm_up, *timed), amount)
-
-    def close(self) -> None:
-        self.engine.closed += 1
-        self.engine.touch(0)
-
-
-def meter(
-    machine: Machine, engine: FakeEngine, *, cpus: int = 2, max_memory: int = GIB, threads: int | None = None
-) -> BandwidthMeter:
-    return BandwidthMeter(
-        max_memory=max_memory,
-        threads=threads,
-        proc=machine.proc,
-        sys=machine.sys,
-        clock=lambda: 7.0,
-        engine=engine,
-        cpus=lambda: CpuSet(tuple(range(cpus)), "exporter"),
-    )
-
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     found = Machine(tmp_path).memory().cache("0-7", 3, "32M")
     return found.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never")
-
-
-def by(run: BandwidthRun, kernel: Kernel, scope: ThreadScope) -> Bandwidth:
-    return next(b for b in run.measurements if (b.kernel, b.threads) == (kernel, scope))
 
 
 class TestEvict:
@@ -617,112 +495,3 @@ class TestCancel:
         run = subject.measure(full=True)
         assert run.problem is Reason.CANCELLED
         assert len(engine.calls) <= 1
-
-
-class TestRealLibrary:
-    """The compiled kernels; the machine may be busy, so that a reason is as good as a number."""
-
-    def real(self, max_memory: int) -> BandwidthMeter:
-        return BandwidthMeter(max_memory=max_memory, threads=None, proc=PROC, sys=SYS, clock=time.monotonic)
-
-    def test_small_memory(self) -> None:
-        run = self.real(64 * MIB).measure(full=True)
-        if run.problem is None:
-            read = by(run, Kernel.READ, ThreadScope.ALL)
-            assert 1e8 < read.best_bytes_per_second < 1e13
-            assert read.best_bytes_per_second >= read.median_bytes_per_second
-        else:
-            assert run.problem in {Reason.CACHE_SUSPECT, Reason.PREEMPTED, Reason.IMBALANCED, Reason.UNSTABLE}
-        assert run.array_bytes is None or 3 * run.array_bytes <= 64 * MIB
-
-    def test_one_kernel_on_one_cpu(self) -> None:
-        engine = Membench()
-        bench = engine.open((0,), 8 * MIB + 1000)
-        assert not isinstance(bench, Reason)
-        run = bench.run(Kernel.TRIAD, Way(engine.isas[0]), passes=4, rest_seconds=0.001, budget_seconds=1.0)
-        bench.close()
-        assert run.error is None
-        assert len(run.passes) == 4
-        assert run.amount == (8 * MIB + 1000) // 8 * 24
-        assert set(engine.isas) <= {"scalar", "sse2", "avx2", "avx512", "neon"}
-
-    def test_compute_peak(self) -> None:
-        run = Membench().fma((0,), Membench().isas[0], passes=3, pass_seconds=0.01)
-        assert run.error is None
-        assert run.amount / min(p.seconds for p in run.passes) > 1e8
-
-    def test_memory_that_cannot_be_had_is_a_reason(self) -> None:
-        assert Membench().open((0,), 1 << 52) is Reason.NO_MEMORY
-
-    def test_a_wrong_argument_is_a_bug(self) -> None:
-        with pytest.raises(ValueError, match="membench"):
-            Membench().open((), MIB)
-
-    def test_a_neighbour_on_another_cpu_lowers_no_ceiling(self) -> None:
-        """It leaves no trace in any thread's time; the best of the day stays in force, and the last value shows it."""
-        if len(allowed_cpus()) < 2:
-            pytest.skip("a neighbour needs a CPU of its own")
-        subject = self.real(GIB)
-        subject._cpus = lambda: CpuSet(allowed_cpus()[:1], "exporter")
-        track = BandwidthTrack()
-
-        def measure() -> None:
-            nonlocal track
-            for _ in range(10):
-                found = [b for b in subject.measure(full=False).measurements if b.kernel is Kernel.READ]
-                if found:
-                    track = track.add(found[0])
-                    return
-
-        measure()
-        quiet = track.in_force(time.monotonic())
-        if quiet is None:
-            pytest.skip("this machine is too busy to measure on")
-        arrays = Membench().open(allowed_cpus()[1:2], 256 * MIB)
-        assert isinstance(arrays, MembenchArrays)
-        stop = threading.Event()
-
-        def stream() -> None:
-            while not stop.is_set():
-                arrays.run(Kernel.TRIAD, Way(Membench().isas[0]), passes=4, rest_seconds=0.0, budget_seconds=0.3)
-
-        neighbour = threading.Thread(target=stream)
-        neighbour.start()
-        try:
-            measure()
-        finally:
-            stop.set()
-            neighbour.join(10)
-            arrays.close()
-        after = track.in_force(time.monotonic())
-        assert after
-        assert after.best_bytes_per_second >= quiet.best_bytes_per_second
-
-    def test_cancel_from_another_thread(self) -> None:
-        subject = self.real(GIB)
-        started = threading.Event()
-        runs: list[BandwidthRun] = []
-        worker = threading.Thread(
-            target=lambda: runs.append(subject.measure(full=True, progress=lambda _: started.set()))
-        )
-        worker.start()
-        assert started.wait(10)
-        asked = time.monotonic()
-        subject.cancel()
-        worker.join(10)
-        assert time.monotonic() - asked < 0.5
-        assert len(runs[0].measurements) < len(Kernel) * len(ThreadScope)
-        assert runs[0].compute is None
-
-    def test_memory_is_given_back(self) -> None:
-        def resident() -> int:
-            return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-        engine = Membench()
-        before = resident()
-        for _ in range(3):
-            bench = engine.open((0,), 64 * MIB)
-            assert not isinstance(bench, Reason)
-            bench.run(Kernel.READ, Way(engine.isas[0]), passes=1, rest_seconds=0.0, budget_seconds=1.0)
-            bench.close()
-        assert resident() - before < 16 * MIB

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from benches import Bench, ManualTime, bench
 from fake_llama import Behaviour, FakeLlama, Phase
 from fake_llama_answers import Model
-from test_scheduler import Bench, ManualTime, bench
 
 from exporter.config import ServerSettings
 from exporter.measure.live import LiveReader

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benches import bench
 from fake_llama import Behaviour, FakeLlama, Intruder
 from test_probe import client_of, probe_of
-from test_scheduler import bench
 
 from exporter.measure.answers import Props
 from exporter.measure.courtesy import complete_politely

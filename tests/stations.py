@@ -31,10 +31,11 @@ from exporter.service.watch import ServerWatch
 from exporter.service.web import Served, build_app
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from aiohttp.web import Application, Request
+    from fake_llama import FakeLlama
 
 CLOCKS = Clocks(time.monotonic, time.time)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -153,3 +154,19 @@ async def station(
 
 def _roof(policy: RoofPolicy) -> Roof:
     return policy.roof({Kernel.READ: 30e9}, None)
+
+
+@asynccontextmanager
+async def watching(
+    fake: FakeLlama, empty: Path, *servers: Mapping[str, object], batches: tuple[int, ...] = (1, 2)
+) -> AsyncIterator[Station]:
+    """An exporter that watches this fake server, under one or several configurations."""
+    keys = [{"url": fake.url, **server} for server in servers or ({},)]
+    async with station(keys, empty, batches=batches) as running:
+        yield running
+
+
+def measured(running: Station, number: int = 0) -> dict[int, float]:
+    """The step times by batch."""
+    batches = running.watches[number].record.batches
+    return {b: r.sample.step_seconds for b, r in batches.items() if r.sample is not None}

@@ -180,6 +180,12 @@ def roofline_of(scene: Scene, server: str) -> transforms.Shown:
     return shown
 
 
+def every_point(scene: Scene, server: str) -> str:
+    """Answers when every batch of the server has a point: under load a sample may expire before the next one."""
+    mine = f'server="{server}", instance="{scene.instance}", job="again"'
+    return f"count(roofline_decode_flops_per_second{{{mine}}}) == {len(BATCHES)}"
+
+
 def points_of(scene: Scene, server: str) -> dict[str, list[tuple[float, float]]]:
     """Where each batch stands, as the metrics tell."""
 
@@ -193,7 +199,7 @@ def points_of(scene: Scene, server: str) -> dict[str, list[tuple[float, float]]]
 
 
 def test_the_chart_draws_roof_ridge_and_points(scene: Scene) -> None:
-    with scene.answers.at_one_moment():
+    with scene.answers.at_one_moment(every_point(scene, "cpu")):
         lines = roofline_of(scene, "cpu").lines()
         mine = f'server="cpu", instance="{scene.instance}", job="again"'
         peak = scene.one(f"roofline_server_compute_peak_flops_per_second{{{mine}}}")
@@ -207,7 +213,7 @@ def test_the_chart_draws_roof_ridge_and_points(scene: Scene) -> None:
 
 
 def test_only_the_diagonal_where_no_compute_peak_is_known(scene: Scene) -> None:
-    with scene.answers.at_one_moment():
+    with scene.answers.at_one_moment(every_point(scene, "gpu")):
         lines = roofline_of(scene, "gpu").lines()
         xs = [x for x, _ in lines["Roof"]]
         assert xs == list(INTENSITIES)

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 
 from boards import filled_in, targets, variables
-from processes import get
+from processes import get, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,11 +55,10 @@ class Answers:
         self.moment: float | None = None
 
     @contextmanager
-    def at_one_moment(self) -> Iterator[None]:
-        """All questions are about the same moment, so that their answers agree."""
-        # A little ago: a scrape of this very moment may still be on its way, and be there for the next question.
-        self.moment = time.time() - SETTLED_SECONDS
+    def at_one_moment(self, wanted: str) -> Iterator[None]:
+        """All questions are about the same moment, so that their answers agree: one at which `wanted` has a series."""
         try:
+            wait_for(wanted, 120, lambda: self._settle(wanted))
             yield
         finally:
             self.moment = None
@@ -70,6 +69,11 @@ class Answers:
         except HTTPError as error:
             raise AssertionError(f"{error.read().decode()} for {parameters}") from error
         return answer["data"]
+
+    def _settle(self, wanted: str) -> list[Series]:
+        # A little ago: a scrape of this very moment may still be on its way, and be there for the next question.
+        self.moment = time.time() - SETTLED_SECONDS
+        return self.now(wanted)
 
     def now(self, expression: str) -> list[Series]:
         """The instant vector: labels and value of each series."""

@@ -24,18 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
+from probing import probed_server
 from rich.console import Console
 from rich.table import Table
 
-from exporter.measure.host import ContentionMeter
-from exporter.measure.llama import LlamaClient, open_session
+from exporter.measure.llama import LlamaClient
 from exporter.measure.probe import DecodeProbe, Identity, identify
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
-from exporter.service.demo import cache_directory
-from exporter.service.demo_model import assemble_model
-from exporter.service.llama_child import LlamaChild
 
 BATCHES = (1, 2, 3)
 VOIDED_BAR, FALSE_BAR = 19 / 20, 1 / 20
@@ -117,33 +114,25 @@ async def trial(
 
 async def trials(count: int, rng: random.Random, *, slots: bool, threads: int | None) -> list[Trial]:
     """As many disturbed and undisturbed probes of a server that shows its slots or does not."""
-    model = assemble_model(cache_directory())
-    child = await LlamaChild.start(model=model, parallel=4, ctx_size=8192, slots=slots, threads=threads)
-    try:
-        await child.wait_ready(120)
-        async with open_session(child.url, None) as session:
-            contention = ContentionMeter(Path("/proc"), Path("/sys"), time.monotonic)
-            client = Watched(session, child.url, None)
-            probe = DecodeProbe(client, contention, time.monotonic, seconds=2.0, timeout=120)
-            took = {}
-            for batch in BATCHES:
-                # The first probe of a batch finds the model's speed; the second one tells how long a probe takes.
-                for _ in range(2):
-                    began = time.monotonic()
-                    await trial(probe, child.url, rng, batch, slots=slots, foreign=False, seconds=1.0)
-                    took[batch] = time.monotonic() - began
-            found = []
-            plan = [(BATCHES[i // 2 % len(BATCHES)], i % 2 == 0) for i in range(2 * count)]
-            rng.shuffle(plan)
-            for batch, foreign in plan:
-                one = await trial(
-                    probe, child.url, rng, batch, slots=slots, foreign=foreign, seconds=min(2.0, took[batch])
-                )
-                print(one, flush=True)
-                found.append(one)
-            return found
-    finally:
-        await child.stop()
+    async with probed_server(parallel=4, ctx_size=8192, threads=threads, slots=slots, client_type=Watched) as (
+        url,
+        probe,
+    ):
+        took = {}
+        for batch in BATCHES:
+            # The first probe of a batch finds the model's speed; the second one tells how long a probe takes.
+            for _ in range(2):
+                began = time.monotonic()
+                await trial(probe, url, rng, batch, slots=slots, foreign=False, seconds=1.0)
+                took[batch] = time.monotonic() - began
+        found = []
+        plan = [(BATCHES[i // 2 % len(BATCHES)], i % 2 == 0) for i in range(2 * count)]
+        rng.shuffle(plan)
+        for batch, foreign in plan:
+            one = await trial(probe, url, rng, batch, slots=slots, foreign=foreign, seconds=min(2.0, took[batch]))
+            print(one, flush=True)
+            found.append(one)
+        return found
 
 
 def show(found: list[Trial], json_file: Path | None) -> None:

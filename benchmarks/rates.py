@@ -20,14 +20,10 @@ from pathlib import Path
 from statistics import median
 
 from pairs import Comparison, show
+from probing import probed_server
 
-from exporter.measure.host import ContentionMeter
-from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.probe import DecodeProbe, Identity, identify
 from exporter.roofline.decode import DecodeSample
-from exporter.service.demo import cache_directory
-from exporter.service.demo_model import assemble_model
-from exporter.service.llama_child import LlamaChild
 
 BATCHES = (1, 2, 4)
 BAR = 0.03
@@ -92,32 +88,22 @@ async def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rng = random.Random(1)
-    child = await LlamaChild.start(
-        model=assemble_model(cache_directory()), parallel=8, ctx_size=8192, threads=options.threads
-    )
-    try:
-        await child.wait_ready(120)
-        port = int(child.url.rsplit(":", 1)[1])
-        async with open_session(child.url, None) as session:
-            contention = ContentionMeter(Path("/proc"), Path("/sys"), time.monotonic)
-            client = LlamaClient(session, child.url, None)
-            probe = DecodeProbe(client, contention, time.monotonic, seconds=2.0, timeout=120)
-            steps = {batch: (await probed(probe, batch)).steps for batch in BATCHES}
-            found: dict[int, list[tuple[float, float, bool]]] = {batch: [] for batch in BATCHES}
-            for pair in range(options.pairs):
-                for batch in BATCHES:
-                    sample, rate = None, 0.0
-                    for what in rng.sample(("probe", "run"), 2):
-                        if what == "probe":
-                            sample = await probed(probe, batch)
-                        else:
-                            arguments = (port, batch, steps[batch] + 1, options.seconds, rng)
-                            rate = await asyncio.to_thread(independent_rate, *arguments)
-                    assert sample is not None
-                    found[batch].append((sample.tokens_per_second, rate, sample.contended))
-                    print(f"pair {pair} batch {batch}: {found[batch][-1]}", flush=True)
-    finally:
-        await child.stop()
+    async with probed_server(parallel=8, ctx_size=8192, threads=options.threads) as (url, probe):
+        port = int(url.rsplit(":", 1)[1])
+        steps = {batch: (await probed(probe, batch)).steps for batch in BATCHES}
+        found: dict[int, list[tuple[float, float, bool]]] = {batch: [] for batch in BATCHES}
+        for pair in range(options.pairs):
+            for batch in BATCHES:
+                sample, rate = None, 0.0
+                for what in rng.sample(("probe", "run"), 2):
+                    if what == "probe":
+                        sample = await probed(probe, batch)
+                    else:
+                        arguments = (port, batch, steps[batch] + 1, options.seconds, rng)
+                        rate = await asyncio.to_thread(independent_rate, *arguments)
+                assert sample is not None
+                found[batch].append((sample.tokens_per_second, rate, sample.contended))
+                print(f"pair {pair} batch {batch}: {found[batch][-1]}", flush=True)
     comparisons = [
         Comparison(f"batch {batch}", [f[0] for f in of], [f[1] for f in of], "tokens/s") for batch, of in found.items()
     ]

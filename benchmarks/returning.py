@@ -21,14 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from pairs import Comparison, show
+from probing import probed_server
 
-from exporter.measure.host import ContentionMeter
-from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.probe import DecodeProbe, Identity, identify
 from exporter.roofline.decode import DecodeSample
-from exporter.service.demo import cache_directory
-from exporter.service.demo_model import assemble_model
-from exporter.service.llama_child import LlamaChild
 
 BAR = 1.1
 NEW_TOKENS = 12
@@ -74,33 +70,23 @@ async def main() -> None:
     rng = random.Random(1)
     conversation = [rng.randrange(5000, 200_000) for _ in range(options.tokens)]
     size = 4 * (options.tokens + 512)
-    child = await LlamaChild.start(
-        model=assemble_model(cache_directory()), parallel=4, ctx_size=size, threads=options.threads
-    )
     results: Counter[str] = Counter()
     after: dict[str, list[float]] = {"probes": [], "rest": []}
-    try:
-        await child.wait_ready(120)
-        port = int(child.url.rsplit(":", 1)[1])
-        async with open_session(child.url, None) as session:
-            contention = ContentionMeter(Path("/proc"), Path("/sys"), time.monotonic)
-            client = LlamaClient(session, child.url, None)
-            probe = DecodeProbe(client, contention, time.monotonic, seconds=2.0, timeout=120)
-            cold = await asyncio.to_thread(first_token_seconds, port, conversation, rng)
-            print(f"the whole conversation read: {cold:.2f} s", flush=True)
-            took = 2.0
-            for pair in range(options.pairs):
-                for what in rng.sample(("probes", "rest"), 2):
-                    if what == "probes":
-                        began = time.monotonic()
-                        results += await probe_round(probe)
-                        took = time.monotonic() - began
-                    else:
-                        await asyncio.sleep(took)
-                    after[what].append(await asyncio.to_thread(first_token_seconds, port, conversation, rng))
-                print(f"pair {pair}: {after['probes'][-1]:.4f} s, {after['rest'][-1]:.4f} s", flush=True)
-    finally:
-        await child.stop()
+    async with probed_server(parallel=4, ctx_size=size, threads=options.threads) as (url, probe):
+        port = int(url.rsplit(":", 1)[1])
+        cold = await asyncio.to_thread(first_token_seconds, port, conversation, rng)
+        print(f"the whole conversation read: {cold:.2f} s", flush=True)
+        took = 2.0
+        for pair in range(options.pairs):
+            for what in rng.sample(("probes", "rest"), 2):
+                if what == "probes":
+                    began = time.monotonic()
+                    results += await probe_round(probe)
+                    took = time.monotonic() - began
+                else:
+                    await asyncio.sleep(took)
+                after[what].append(await asyncio.to_thread(first_token_seconds, port, conversation, rng))
+            print(f"pair {pair}: {after['probes'][-1]:.4f} s, {after['rest'][-1]:.4f} s", flush=True)
     comparison = Comparison("first token after probes / after rest", after["probes"], after["rest"], "s")
     show("A returning conversation", [comparison], options.json, cold_seconds=cold, probes=dict(results))
     ratio = median(comparison.ratios)

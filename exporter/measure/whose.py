@@ -13,7 +13,6 @@ import psutil
 from exporter.measure.host import allowed_cpus
 from exporter.measure.listener import owner, tcp_sockets, unix_sockets
 
-_PROC: Final = Path("/proc")
 SERVER_NAME: Final = "llama-server"
 FORWARDERS: Final = frozenset(
     {"docker-proxy", "rootlessport", "slirp4netns", "pasta", "ssh", "kubectl", "nginx", "haproxy"}
@@ -29,7 +28,9 @@ class CpuSet:
     scope: str
 
 
-def measured_cpus(urls: Sequence[str], allowed: Callable[[], tuple[int, ...]] = allowed_cpus) -> CpuSet:
+def measured_cpus(
+    urls: Sequence[str], allowed: Callable[[], tuple[int, ...]] = allowed_cpus, proc: Path = Path("/proc")
+) -> CpuSet:
     """The CPUs that the servers decode on, as far as this process may use them too.
 
     All servers must be seen and agree: one machine has one set of ceilings here. Seeing them takes a shared PID
@@ -38,18 +39,19 @@ def measured_cpus(urls: Sequence[str], allowed: Callable[[], tuple[int, ...]] = 
     Args:
         urls: The servers that decode on this machine's CPUs.
         allowed: The CPUs that this process may use.
+        proc: The root of procfs.
     """
     own = allowed()
-    found = {_affinity(url) for url in urls}
+    found = {_affinity(url, proc) for url in urls}
     if len(found) == 1 and (theirs := found.pop()) is not None and set(theirs) <= set(own):
         return CpuSet(theirs, "server")
     return CpuSet(own, "exporter")
 
 
-def _affinity(url: str) -> tuple[int, ...] | None:
+def _affinity(url: str, proc: Path) -> tuple[int, ...] | None:
     """The CPUs of the process that listens at the URL; None when it is not seen."""
     try:
-        pid = _listener(url)
+        pid = _listener(url, proc)
         process = None if pid is None else psutil.Process(pid)
         if process is None or process.name() in FORWARDERS:
             return None
@@ -58,16 +60,16 @@ def _affinity(url: str) -> tuple[int, ...] | None:
         return None
 
 
-def _listener(url: str) -> int | None:
+def _listener(url: str, proc: Path) -> int | None:
     """The process that listens at the URL, if it runs in this network namespace."""
     if url.startswith("unix:"):
-        return owner(_PROC, unix_sockets(_PROC, url.removeprefix("unix:")))
+        return owner(proc, unix_sockets(proc, url.removeprefix("unix:")))
     parts = urlsplit(url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     if not _is_local(parts.hostname or ""):
         return None
-    listening = tcp_sockets(_PROC, port)
-    seen = owner(_PROC, listening)
+    listening = tcp_sockets(proc, port)
+    seen = owner(proc, listening)
     # Another user's sockets have no owner in /proc for us, but its processes have names and arguments.
     return seen if seen is not None or not listening else _by_name(psutil.process_iter(), port)
 

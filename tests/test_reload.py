@@ -48,7 +48,7 @@ class TestReloader:
     def test_a_valid_file_is_taken_and_told(self) -> None:
         clock, told = Clock(), []
         subject = Reloader(self.settings(), lambda: self.settings("10m"), clock.unix)
-        subject.changed = lambda: told.append(subject.settings.probe.interval)
+        subject.in_force(subject.settings, lambda: told.append(subject.settings.probe.interval))
         clock.now = 200.0
         assert subject.reload() == ()
         assert told == [600.0]
@@ -58,10 +58,20 @@ class TestReloader:
     def test_the_same_file_changes_nothing_but_the_time(self) -> None:
         clock, told = Clock(), []
         subject = Reloader(self.settings(), self.settings, clock.unix)
-        subject.changed = lambda: told.append(1)
+        subject.in_force(subject.settings, lambda: told.append(1))
         clock.now = 200.0
         assert subject.reload() == ()
         assert (told, subject.loaded_at) == ([], 200.0)
+
+    def test_a_file_read_while_another_is_put_in_force_is_not_lost(self) -> None:
+        told = []
+        subject = Reloader(self.settings(), lambda: self.settings("10m"), Clock().unix)
+        first = subject.settings
+        subject.reload()
+        subject.in_force(first, lambda: told.append(1))
+        assert told == [1]
+        subject.in_force(subject.settings, lambda: told.append(2))
+        assert told == [1]
 
     def test_a_bad_file_keeps_everything(self) -> None:
         def load() -> Settings:
@@ -69,7 +79,7 @@ class TestReloader:
 
         clock, told = Clock(), []
         subject = Reloader(self.settings(), load, clock.unix)
-        subject.changed = lambda: told.append(1)
+        subject.in_force(subject.settings, lambda: told.append(1))
         clock.now = 200.0
         errors = subject.reload()
         assert len(errors) == 2
@@ -106,7 +116,7 @@ class TestReloader:
         (server,) = parse(text, "test").servers
         secure = Settings(servers=(server.model_copy(update={"ca_file": tmp_path / "ca"}),))
         subject = Reloader(secure, lambda: secure, Clock().unix)
-        subject.changed = lambda: told.append(1)
+        subject.in_force(subject.settings, lambda: told.append(1))
         subject.reload()
         assert told == [1]
 

@@ -64,7 +64,6 @@ async def serve(
         while not stop.is_set():
             settings = reloader.settings
             async with measuring(settings, progress, before) as scheduler:
-                reloader.changed = scheduler.finish
                 work = []
                 if runner is None:
                     # Only now is there a snapshot to serve.
@@ -76,9 +75,7 @@ async def serve(
                     work = [beside(scheduler, urls)] if beside else []
                 served.scheduler = before = scheduler
                 served.settings = settings
-                if reloader.settings is not settings:
-                    # Another file was read while this one was being put in force.
-                    scheduler.finish()
+                reloader.in_force(settings, scheduler.finish)
                 await _until(stop, scheduler.run(), *work)
         log.info("stopping")
     finally:

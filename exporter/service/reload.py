@@ -25,12 +25,18 @@ class Reloader:
         self.settings = settings
         self.ok = True
         self.loaded_at = unix()
-        self.changed: Callable[[], None] = lambda: None
+        self._changed: Callable[[], None] = lambda: None
         self._load = load
         self._unix = unix
 
+    def in_force(self, settings: Settings, changed: Callable[[], None]) -> None:
+        """These settings are in force; `changed` is called when others are read, or were meanwhile."""
+        self._changed = changed
+        if self.settings is not settings:
+            changed()
+
     def reload(self) -> tuple[str, ...]:
-        """Reads the file; a valid one is in force from the next cycle on, and `changed` is called if it differs.
+        """Reads the file; a valid one is in force from the next cycle on, and who put the old one in force is told.
 
         Returns:
             Why not: every error of the file, each also logged; the old configuration stays. Empty on success.
@@ -53,7 +59,7 @@ class Reloader:
         log.info("configuration read again", changed=different)
         if different:
             self.settings = settings
-            self.changed()
+            self._changed()
         return ()
 
     def stamped(self, snapshot: Snapshot) -> Snapshot:

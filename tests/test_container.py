@@ -14,6 +14,8 @@ import pytest
 from container.engine import HARDENED, PORT, Container, Docker, container
 from processes import COMMAND, wait_for
 
+from exporter.roofline.passes import DISTURBED
+
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
@@ -39,9 +41,9 @@ RIGHT_IN_SMALL_MEMORY = (0.9, 1.1)
 """The same where the memory limit rules out large arrays; benchmarks hold flushed caches to 3 %."""
 SMALL_MEMORY_REASONS: set[str] = set()
 """Nothing may stand for a value there."""
-QUOTA_REASONS = {"preempted", "unstable", "imbalanced"}
+QUOTA_REASONS = {"preempted", "throttled", "unstable", "imbalanced"}
 """Under a CPU quota the kernel suspends a pass that outlasts it: no value then, rather than a low one."""
-CONTENTION = {"preempted", "unstable", "imbalanced", "page_faults", "cancelled"}
+CONTENTION = {reason.value for reason in DISTURBED} | {"cancelled"}
 """Reasons that pass with the disturbance: measured again, not judged."""
 BUSY = "this machine is busy: there is no ceiling outside a container either"
 

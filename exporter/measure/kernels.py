@@ -21,6 +21,7 @@ from exporter.roofline.ceiling import Bandwidth, ComputePeak, Kernel, PassSummar
 from exporter.roofline.passes import (
     ARRAYS,
     LEAST_CLEAN_PASSES,
+    PASS_FLAWS,
     WARM_UP_PASSES,
     Method,
     Store,
@@ -44,11 +45,6 @@ DECISIVE_RATIO: Final = 1.15
 """One way of writing that beats the other by this much on a kernel is taken for the other kernels on the same CPUs."""
 HUGE_SHARE: Final = 0.9
 """The share of the arrays that must lie on huge pages to say so."""
-
-_OF_PASSES: Final = frozenset(
-    {Reason.PREEMPTED, Reason.THROTTLED, Reason.MEMORY_PRESSURE, Reason.PAGE_FAULTS, Reason.IMBALANCED}
-)
-"""Reasons that have been counted with each pass; the others refuse a run as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +141,7 @@ class KernelRunner:
             if isinstance(sample, _Sample):
                 measured[store] = sample
             elif sample is not Reason.UNSUPPORTED or not measured:
-                return sample if sample in _OF_PASSES else self.refuse(sample)
+                return sample if sample in PASS_FLAWS else self.refuse(sample)
         store = min(measured, key=lambda s: measured[s].summary.best_seconds)
         best = measured[store]
         if max(s.summary.best_seconds for s in measured.values()) > DECISIVE_RATIO * best.summary.best_seconds:
@@ -182,7 +178,7 @@ class KernelRunner:
 
             found = self._settle(call)
             if isinstance(found, Reason):
-                return found if found in _OF_PASSES else self.refuse(found)
+                return found if found in PASS_FLAWS else self.refuse(found)
             peaks.append((found.amount / found.summary.best_seconds, isa, found))
         flops, isa, sample = max(peaks, key=lambda peak: peak[0])
         return ComputePeak(

@@ -52,6 +52,14 @@ EVICT_MEMORY_SHARE: Final = 2
 """Small arrays may take this part: in a small container a quarter is too little to time anything."""
 
 
+PASS_FLAWS: Final = frozenset(
+    {Reason.PREEMPTED, Reason.THROTTLED, Reason.MEMORY_PRESSURE, Reason.PAGE_FAULTS, Reason.IMBALANCED}
+)
+"""Reasons that reject single passes, each counted with its pass; the others refuse a run as a whole."""
+DISTURBED: Final = PASS_FLAWS | {Reason.UNSTABLE}
+"""Reasons that the next run may not meet."""
+
+
 class Method(StrEnum):
     """How memory and not a cache is measured: arrays that outgrow it, or small ones flushed before every pass."""
 

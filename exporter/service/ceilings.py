@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import structlog
 
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Kernel, ThreadScope
+from exporter.roofline.passes import DISTURBED
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import Host, HostInfo
 from exporter.service.clocks import Clocks
@@ -21,17 +22,6 @@ FORCED_RUN_SECONDS: Final = 23 * 3600.0
 """Kernels that users keep waiting run all the same when the ceiling is about to expire."""
 RETRY_SECONDS: Final = 30.0
 FIRST_ATTEMPTS: Final = 3
-DISTURBED: Final = frozenset(
-    {
-        Reason.PREEMPTED,
-        Reason.THROTTLED,
-        Reason.MEMORY_PRESSURE,
-        Reason.PAGE_FAULTS,
-        Reason.IMBALANCED,
-        Reason.UNSTABLE,
-    }
-)
-"""Reasons that the next run may not meet."""
 
 Progress = Callable[[str], None]
 """Told, in a few words, what is being measured now."""

@@ -12,6 +12,7 @@ from exporter.measure.host import allowed_cpus
 from exporter.measure.membench import Membench, MembenchArrays, Way
 from exporter.measure.whose import CpuSet
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Kernel, ThreadScope
+from exporter.roofline.passes import flaw
 from exporter.roofline.reason import Reason
 
 
@@ -41,6 +42,17 @@ class TestRealLibrary:
         assert len(run.passes) == 4
         assert run.amount == (8 * MIB + 1000) // 8 * 24
         assert set(engine.isas) <= {"scalar", "sse2", "avx2", "avx512", "neon"}
+
+    def test_threads_that_run_one_after_the_other_are_no_pass(self) -> None:
+        """Two threads on one CPU, each with a slice of microseconds: every one has its CPU, and the memory to itself."""
+        engine, cpu = Membench(), allowed_cpus()[0]
+        bench = engine.open((cpu, cpu), 3 * MIB)
+        assert not isinstance(bench, Reason)
+        run = bench.run(Kernel.READ, Way(engine.isas[0]), passes=6, rest_seconds=0.001, budget_seconds=2.0)
+        bench.close()
+        assert len(run.passes) == 6
+        for timed in run.passes:
+            assert flaw(timed) is Reason.PREEMPTED, timed
 
     def test_compute_peak(self) -> None:
         run = Membench().fma((0,), Membench().isas[0], passes=3, pass_seconds=0.01)

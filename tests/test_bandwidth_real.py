@@ -44,7 +44,7 @@ class TestRealLibrary:
         assert set(engine.isas) <= {"scalar", "sse2", "avx2", "avx512", "neon"}
 
     def test_threads_that_run_one_after_the_other_are_no_pass(self) -> None:
-        """Two threads on one CPU, each with a slice of microseconds: every one has its CPU, and the memory to itself."""
+        """Two threads on one CPU, with slices of microseconds: each has its CPU, and the memory to itself."""
         engine, cpu = Membench(), allowed_cpus()[0]
         bench = engine.open((cpu, cpu), 3 * MIB)
         assert not isinstance(bench, Reason)

@@ -1,5 +1,6 @@
 """The metrics as Prometheus meets them: golden values, both text formats, and what a bug or a gap does to a scrape."""
 
+import json
 import math
 import subprocess
 from collections.abc import Callable, Iterable
@@ -19,6 +20,8 @@ from structlog.testing import capture_logs
 from exporter.present.metric import Kind, Metric, of_host
 from exporter.present.metric_table import TABLE
 from exporter.present.metrics import SnapshotCollector, build_registry
+from exporter.present.report import Format, report_text
+from exporter.roofline.ceiling import CeilingSource, Device, RoofPolicy
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, ServerState, Snapshot, view
 
@@ -77,6 +80,8 @@ def names(series: Series) -> set[str]:
         ("model_step_bytes", {"server": "local", "batch": "4"}, 600e6 + 4 * 100 * 20_000),
         ("model_step_bytes", {"server": "workstation", "batch": "4"}, 4.8e9),
         ("ceiling_bytes_per_second", {"server": "workstation", "ceiling": "sustained"}, 512e9),
+        ("reference_ceiling_bytes_per_second", {"server": "local", "ceiling": "read"}, 50e9),
+        ("reference_ceiling_bytes_per_second", {"server": "workstation", "ceiling": "sustained"}, 512e9),
         ("server_compute_peak_flops_per_second", {"server": "local", "source": "measured"}, 400e9),
         ("ridge_flops_per_byte", {"server": "local"}, 8),
         ("decode_tokens_per_second", {"server": "local", "batch": "4"}, 125),
@@ -130,6 +135,47 @@ def test_the_budget_sums_to_the_step() -> None:
 def test_every_metric_of_the_table_is_rendered_by_the_rich_snapshot() -> None:
     series = scrape(snapshots.rich())
     assert names(series) == {m.name for m in TABLE} | {"exporter_build_info", "collector_errors_total"}
+
+
+def references(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+    """The reference ceilings, by server and ceiling."""
+    return {
+        (dict(labels)["server"], dict(labels)["ceiling"]): v
+        for (name, labels), v in scrape(snapshot).items()
+        if name == "roofline_reference_ceiling_bytes_per_second"
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (RoofPolicy(), {("local", "read"): 50e9}),
+        (RoofPolicy(reference=CeilingSource.TRIAD), {("local", "triad"): 40e9}),
+        (RoofPolicy(device=Device.GPU, peak_bytes_per_second=640e9), {("local", "sustained"): 512e9}),
+        (
+            RoofPolicy(device=Device.GPU, reference=CeilingSource.PEAK, peak_bytes_per_second=640e9),
+            {("local", "peak"): 640e9},
+        ),
+        (RoofPolicy(device=Device.GPU), {}),
+    ],
+    ids=["read", "triad", "sustained", "peak", "unknown"],
+)
+def test_a_server_has_one_reference_ceiling_also_before_its_first_sample(
+    policy: RoofPolicy, expected: dict[tuple[str, str], float]
+) -> None:
+    server = replace(snapshots.cpu_server(), policy=policy, batches={1: BatchRecord()}, model=None)
+    assert references(Snapshot(snapshots.host(), (server,))) == expected
+
+
+def test_the_reference_ceiling_is_the_one_that_the_json_marks() -> None:
+    marked = {
+        (server["server"], ceiling["ceiling"]): ceiling["bytes_per_second"]
+        for server in json.loads(report_text(snapshots.rich_view(), Format.JSON))["servers"]
+        for ceiling in server["ceilings"]
+        if ceiling["reference"]
+    }
+    assert references(snapshots.rich()) == marked
+    assert len(marked) == 2
 
 
 def test_info_metrics_say_what_they_are_about_once() -> None:

@@ -19,7 +19,7 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "metrics.md"
 
 SOURCES: Final = (
     ("memory_bandwidth_|compute_peak_", "the kernels, run on this machine"),
-    ("(ceiling|ridge|server_compute_peak)_", "the kernels, or the configuration"),
+    ("((reference_)?ceiling|ridge|server_compute_peak)_", "the kernels, or the configuration"),
     ("server_", "GET /health and /props"),
     ("model_", "the model's file, GET /v1/models, or the configuration"),
     ("decode_(tokens_per_second|step_seconds|step_spread_ratio|marginal)", "a probe: the timings of its own streams"),

@@ -193,6 +193,13 @@ SERVERS: Final = (
         lambda s: s.roof.ceilings.items(),
     ),
     of_server_by(
+        "ceiling",
+        "reference_ceiling_bytes_per_second",
+        "Reference: the ceiling that the server's floor uses, bytes/s; the label tells which one it is (read, triad,"
+        f" sustained, peak). {_HOST_CACHED}",
+        lambda s: [(s.roof.reference, s.roof.reference_bytes_per_second)],
+    ),
+    of_server_by(
         "source",
         "server_compute_peak_flops_per_second",
         "Compute peak of the server's processor, FLOP/s, by where it is known from (measured, configured).",

@@ -22,6 +22,7 @@ from exporter.config import (
     Settings,
     load,
     parse,
+    read_key,
     to_yaml,
     units,
 )
@@ -168,9 +169,7 @@ def test_an_empty_or_misplaced_key_file_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.key"
     empty.touch()
     assert errors_of(one_server(api_key_file=str(empty))) == (
-        f"test:2: servers[0].api_key_file: '{empty}' is an empty file; fill it, or remove the key".replace(
-            ":3:", ":2:"
-        ),
+        f"test:2: servers[0].api_key_file: '{empty}' is an empty file; fill it, or remove the key",
     )
     inside = empty / "key"
     assert "not a directory" in errors_of(one_server(api_key_file=str(inside)))[0]
@@ -178,6 +177,47 @@ def test_an_empty_or_misplaced_key_file_is_named(tmp_path: Path) -> None:
     (message,) = errors_of(one_server(api_key_file="eyJ" + "x" * 5000))
     assert "file name too long" in message
     assert "xxx" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b" \n\t\r\n", "holds no key; write the key into it"),
+        (b"sk-1\n\nsk-2\n", "holds 2 lines; leave the one key in it that is to be sent"),
+        (b"sk-1\rsk-2", "holds 2 lines"),
+        (b"x" * 8193, "is larger than an API key"),
+        (b"sk-\x00secret", "holds characters that no API key has; save the key as plain ASCII text"),
+        (b"sk-\x1b[31m", "holds characters"),
+        (b"sk-\tsecret", "holds characters"),
+        ("schlüssel".encode(), "holds characters"),
+        ("sk-1\n".encode("utf-16"), "holds characters"),
+    ],
+)
+def test_a_key_file_holds_one_key(content: bytes, fault: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(content)
+    (message,) = errors_of(one_server(api_key_file=str(key)))
+    assert message.startswith(f"test:2: servers[0].api_key_file: '{key}' {fault}")
+    assert not any(part in message for part in ("sk-", "secret", "xxx"))
+    with pytest.raises(ValueError, match=fault):
+        read_key(key)
+
+
+@pytest.mark.parametrize("content", [b"sk-1", b"sk-1\n", b"\r\n  sk-1\t\r\n\n"])
+def test_lines_and_spaces_around_a_key_are_not_its_own(content: bytes, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(content)
+    assert server(api_key_file=str(key)).api_key_file == key
+    assert read_key(key) == "sk-1"
+
+
+def test_a_pipe_in_place_of_a_key_is_not_waited_for(tmp_path: Path) -> None:
+    """A file may be replaced while the daemon runs."""
+    os.mkfifo(tmp_path / "key")
+    with pytest.raises(ValueError, match="is not a regular file"):
+        read_key(tmp_path / "key")
+    with pytest.raises(ValueError, match="cannot be read: is a directory"):
+        read_key(tmp_path)
 
 
 # --- Values ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """config.yaml -> validated, immutable settings. The rest of the package reads only what is named here."""
 
+from exporter.config.keyfile import read_key
 from exporter.config.loading import ConfigError, load, parse, to_yaml
 from exporter.config.settings import BandwidthSettings, ProbeSettings, ServerSettings, Settings
 
@@ -11,5 +12,6 @@ __all__ = [
     "Settings",
     "load",
     "parse",
+    "read_key",
     "to_yaml",
 ]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import ValidationError
 
 from exporter.config.settings import (
+    COMPARED,
     BandwidthSettings,
     ProbeSettings,
     Section,
@@ -27,12 +28,11 @@ from exporter.config.values import masked_url
 from exporter.config.yamltext import NUMBER, Location, Problem, read_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
 _LARGEST_FILE = 1024**2
-_S = TypeVar("_S", bound=Section)
 
 
 class ConfigError(Exception):
@@ -114,21 +114,40 @@ def _validate(data: object, base: Path, problems: list[Problem]) -> Settings | N
         problems.extend(details[0]["ctx"]["all"])
         return None
     problems.extend(_problem(detail) for detail in details)
-    # The comparisons ran on nothing yet: make them on the sections that are right in themselves.
-    servers = data.get("servers")
-    valid = (
-        (i, _valid(ServerSettings, s, context)) for i, s in enumerate(servers if isinstance(servers, list) else ())
-    )
-    probe = _valid(ProbeSettings, data.get("probe") or {}, context)
-    problems.extend(inconsistencies(probe, [(i, server) for i, server in valid if server is not None]))
+    # The comparisons ran on nothing yet: make them on what is right in itself.
+    problems.extend(inconsistencies(_right_batches(data, details), _right_servers(data, details, context)))
     return None
 
 
-def _valid(section: type[_S], data: object, context: dict[str, Path]) -> _S | None:
-    try:
-        return section.model_validate(data, context=context)
-    except ValidationError:
+def _right_batches(data: Mapping[str, object], details: Sequence[ErrorDetails]) -> tuple[int, ...] | None:
+    """Return the batches that are probed, or None where they are wrong."""
+    probe = {} if data.get("probe") is None else data["probe"]
+    if not isinstance(probe, dict) or "batches" in _wrong_keys(details, "probe"):
         return None
+    return ProbeSettings.model_validate({"batches": probe.get("batches")}).batches
+
+
+def _right_servers(
+    data: Mapping[str, object], details: Sequence[ErrorDetails], context: Mapping[str, Path]
+) -> list[tuple[int, ServerSettings]]:
+    """Return of each server what is compared with others and right in itself, with an empty name or url where not."""
+    servers, found = data.get("servers"), []
+    stand_ins = {"name": "-", "url": "http://_"}
+    for i, server in enumerate(servers if isinstance(servers, list) else ()):
+        if isinstance(server, dict):
+            wrong = _wrong_keys(details, "servers", i)
+            right = {key: server[key] for key in COMPARED if key in server and key not in wrong}
+            whole = ServerSettings.model_validate({**stand_ins, **right}, context=context)
+            # An address whose model is wrong may be that of any model.
+            unknown = stand_ins.keys() - right.keys() | ({"url"} if "model" in wrong else set())
+            found.append((i, whole.model_copy(update=dict.fromkeys(unknown, ""))))
+    return found
+
+
+def _wrong_keys(details: Sequence[ErrorDetails], *section: str | int) -> set[str | int]:
+    """Return the keys of a section that have a problem."""
+    place = len(section)
+    return {d["loc"][place] for d in details if d["loc"][:place] == section and len(d["loc"]) > place}
 
 
 def _problem(detail: ErrorDetails) -> Problem:

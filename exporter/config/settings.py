@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -42,9 +42,11 @@ from exporter.config.values import (
     certificate_file,
     file_path,
     in_order,
+    key_file,
     listed,
     plain_text,
     readable_file,
+    same_server,
     server_name,
     server_url,
     thread_count,
@@ -53,7 +55,7 @@ from exporter.config.values import (
 )
 from exporter.config.yamltext import Location, Problem
 
-__all__ = ["BandwidthSettings", "ProbeSettings", "Section", "ServerSettings", "Settings", "inconsistencies"]
+__all__ = ["COMPARED", "BandwidthSettings", "ProbeSettings", "Section", "ServerSettings", "Settings", "inconsistencies"]
 
 _DAY = 86_400.0
 _Interval: TypeAlias = Annotated[float, within(parse_duration, format_duration, 1.0, 7 * _DAY)]
@@ -136,7 +138,7 @@ class ServerSettings(Section):
 
     name: Annotated[_Text, AfterValidator(server_name)]
     url: Annotated[_Text, AfterValidator(server_url)]  # without a trailing slash
-    api_key_file: _ReadableFile | None = None
+    api_key_file: Annotated[_ReadableFile, AfterValidator(key_file)] | None = None
     ca_file: _ReadableFile | None = None
     model: _Text | None = None
     gguf: _Path | None = None
@@ -220,7 +222,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if problems := tuple(inconsistencies(self.probe, list(enumerate(self.servers)))):
+        if problems := tuple(inconsistencies(self.probe.batches, enumerate(self.servers))):
             raise PydanticCustomError(
                 "inconsistent",
                 "the settings contradict each other: {list}",
@@ -229,27 +231,32 @@ class Settings(Section):
         return self
 
 
+COMPARED: Final = ("name", "url", "model", "floor_fraction")
+"""The keys of a server that are compared with other settings, and right in themselves whatever the others say."""
+
+
 def _joined(problems: Iterable[Problem]) -> str:
     return "; ".join(f"{'.'.join(map(str, problem.location))}: {problem.message}" for problem in problems)
 
 
-def inconsistencies(probe: ProbeSettings | None, servers: Sequence[tuple[int, ServerSettings]]) -> Iterator[Problem]:
-    """Yield what is wrong between settings that are each right."""
+def inconsistencies(batches: Sequence[int] | None, servers: Iterable[tuple[int, ServerSettings]]) -> Iterator[Problem]:
+    """Yield what is wrong between settings that are each right.
+
+    Args:
+        batches: Those that are probed; None where they are not known.
+        servers: Each with its place in the list; of `COMPARED`, a name or url that is not known is empty.
+    """
     names: dict[str, int] = {}
     targets: dict[tuple[str, str | None], int] = {}
     for index, server in servers:
         here: Location = ("servers", index)
-        first = names.setdefault(server.name, index)
-        if first != index:
+        if server.name and (first := names.setdefault(server.name, index)) != index:
             yield Problem((*here, "name"), f"'{server.name}' is the name of servers[{first}] too; write another one")
-        first = targets.setdefault((server.url, server.model), index)
-        if first != index:
+        if server.url and (first := targets.setdefault((same_server(server.url), server.model), index)) != index:
             yield Problem((*here, "url"), f"'{server.url}' is watched by servers[{first}] already; keep one of the two")
-        if probe is None or "floor_fraction" not in server.model_fields_set:
+        if batches is None or "floor_fraction" not in server.model_fields_set:
             continue
         for batch in server.floor_fraction:
-            if batch not in probe.batches:
-                message = (
-                    f"batch {batch} is not in probe.batches, {list(probe.batches)}; add it there, or remove it here"
-                )
+            if batch not in batches:
+                message = f"batch {batch} is not in probe.batches, {list(batches)}; add it there, or remove it here"
                 yield Problem((*here, "floor_fraction", batch), message)

@@ -9,12 +9,13 @@ import ipaddress
 import re
 import ssl
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
+from exporter.config.keyfile import read_key, unreadable
 from exporter.config.units import format_bandwidth, parse_bandwidth, shown
 
 if TYPE_CHECKING:
@@ -127,8 +128,14 @@ def readable_file(path: Path, info: ValidationInfo) -> Path:
             raise ValueError(f"{seen} is an empty file; fill it, or remove the key")
         path.open("rb").close()
     except OSError as error:
-        why = (error.strerror or "unknown error").lower()
-        raise ValueError(f"{seen} cannot be read: {why}; write the path of a file that this user may read") from None
+        raise ValueError(unreadable(seen, error)) from None
+    return path
+
+
+def key_file(path: Path, info: ValidationInfo) -> Path:
+    """Check that the file holds one API key; only when loading, as `readable_file`."""
+    if info.context:
+        read_key(path)
     return path
 
 
@@ -176,6 +183,22 @@ def server_url(value: str) -> str:
         raise ValueError(f"{seen} has an impossible address or port; write e.g. http://127.0.0.1:8080")
     address = host if port is None else f"{host}:{port}"
     return f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
+
+
+def same_server(url: str) -> str:
+    """Return a form of a validated URL that two ways to write the same address share; it is not for asking.
+
+    A scheme's own port, a closing dot of the host, and the zeros of an IPv6 address and the slashes of a socket's path
+    may be written or left out.
+    """
+    if url.startswith("unix:"):
+        return f"unix:{PurePosixPath(url.removeprefix('unix:'))}"
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if ":" in host:
+        host = str(ipaddress.IPv6Address(host))
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://[{host}]:{port}{parts.path}"
 
 
 def _unix_url(value: str, seen: str) -> str:

@@ -21,11 +21,16 @@ RUN python3 -m venv /pip
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY . /source
 WORKDIR /source
-# Bytecode is checked against nothing at run time: the files never change, and a copy may change their times.
+# Left out, a half of it all: the libraries' debug symbols, and what the packages name but the exporter never imports
+# (highlighting, Markdown, a C parser). Bytecode is checked against nothing at run time: the files never change, and a copy
+# may change their times.
 RUN umask 022 \
     && /pip/bin/pip wheel --no-deps --wheel-dir /wheel . \
     && python3 -m venv --without-pip /opt/roofline-exporter \
-    && /pip/bin/pip --python /opt/roofline-exporter/bin/python install --no-compile -c constraints.txt /wheel/*.whl \
+    && pip="/pip/bin/pip --python /opt/roofline-exporter/bin/python" \
+    && $pip install --no-compile -c constraints.txt /wheel/*.whl \
+    && $pip uninstall -y pygments markdown-it-py mdurl pycparser \
+    && find /opt/roofline-exporter -name '*.so' -exec strip --strip-unneeded {} + \
     && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/roofline-exporter/lib \
     && install -D -m 644 config.yaml /out/etc/roofline-exporter/config.yaml \
     && mkdir -p /out/opt && mv /opt/roofline-exporter /out/opt/

@@ -36,6 +36,7 @@ async def test_stops_with_exit_code_0(real_model: Path) -> None:
     try:
         await child.wait_ready(120)
         assert f"listening on {child.url}" in child.stderr_tail
+        assert Path(f"/proc/{child.pid}/comm").read_text() == "llama-server\n"
     finally:
         await child.stop()
     assert child.returncode == 0
@@ -83,7 +84,7 @@ def test_without_the_library(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    monkeypatch.setattr(llama_child, "_die_with_parent", lambda _: None)
+    monkeypatch.setattr(llama_child, "_join_the_system", lambda _: None)
     assert llama_child.main(["--model", str(tmp_path / "m.gguf"), "--port", "1"]) == 1
     assert capsys.readouterr().err == llama_child.MISSING_PACKAGE + "\n"
 

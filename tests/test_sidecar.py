@@ -1,22 +1,25 @@
-"""The image as a sidecar: beside a real llama.cpp server, in its network namespace, hardened and small."""
+"""The image as a sidecar: beside a real llama.cpp server, in its network and PID namespaces, hardened and small."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+from container.engine import PORT as EXPORTER_PORT
 from container.engine import Container, Docker, container
 from processes import running, wait_for
 from real import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytest_plugins = ["container.fixtures"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -26,41 +29,68 @@ BATCHES = ("1", "2", "4")
 CONFIG = f"""
 bandwidth: {{interval: 5s}}
 probe: {{interval: 5s, health_interval: 1s, seconds: 0.5, max_duty_cycle: 0.5}}
-servers: [{{name: local, url: 'http://127.0.0.1:{PORT}'}}]
+servers: [{{name: local, url: 'http://127.0.0.1:{PORT}', floor_fraction: {{}}}}]
 """
 STOP_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class Llama:
+    """A real server in the network and PID namespaces of a container, as root; the exporter is somebody else there.
+
+    Attributes:
+        container: The container's name. It has no other network.
+        pid: The server's process, as this machine numbers it.
+    """
+
+    container: str
+    pid: int
+
+    def pin(self, cpus: set[int]) -> None:
+        """Keeps every thread of the server to these CPUs, as a cpuset would."""
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
+
+
 @pytest.fixture(scope="module")
-def llama_beside(docker: Docker, base: str, real_model: Path) -> Iterator[str]:
-    """The name of a container in whose network namespace, without any other network, a real server listens."""
+def llama(docker: Docker, base: str, real_model: Path) -> Iterator[Llama]:
+    """The server, listening."""
     require(shutil.which("nsenter"), "nsenter is not installed")
     with container(docker, base, command=("sleep", "infinity")) as pause:
         server = (sys.executable, "-m", "exporter.service.llama_child", "--model", real_model, "--port", str(PORT))
-        enter = ("nsenter", f"--net=/proc/{pause.pid}/ns/net")
-        with running((*enter, *map(str, server)), stderr=subprocess.DEVNULL):
-            yield pause.name
+        enter = ("nsenter", f"--net=/proc/{pause.pid}/ns/net", f"--pid=/proc/{pause.pid}/ns/pid")
+        with running((*enter, *map(str, server)), stderr=subprocess.DEVNULL) as entering:
+            wait_for("llama.cpp", 60, lambda: pause.get("/health", PORT))
+            (process,) = psutil.Process(entering.pid).children()
+            yield Llama(pause.name, process.pid)
 
 
 @contextmanager
-def sidecar(docker: Docker, image: str, beside: str, directory: Path) -> Iterator[Container]:
+def sidecar(docker: Docker, image: str, *options: str, beside: Llama, directory: Path) -> Iterator[Container]:
     config = directory / "config.yaml"
     config.write_text(CONFIG)
     directory.chmod(0o755)
     config.chmod(0o644)
     mount = f"--volume={config}:/etc/roofline-exporter/config.yaml:ro"
-    with container(docker, image, "--memory=128m", mount, network=f"container:{beside}") as found:
+    network = f"container:{beside.container}"
+    with container(docker, image, "--memory=128m", mount, *options, network=network) as found:
+        wait_for("/metrics", 10, lambda: found.get("/metrics"))
         yield found
 
 
+def scopes(found: Container) -> set[tuple[str, str]]:
+    """Whose CPUs the `read` ceiling for all threads is measured on, and how many threads it took; none so far."""
+    told = [dict(labels) for name, labels in found.metrics() if name == "roofline_memory_bandwidth_info"]
+    return {(one["scope"], one["thread_count"]) for one in told if (one["kernel"], one["threads"]) == ("read", "all")}
+
+
 def test_it_measures_the_server_beside_it_and_ends_in_a_second(
-    docker: Docker, image: str, llama_beside: str, tmp_path: Path
+    docker: Docker, image: str, llama: Llama, tmp_path: Path
 ) -> None:
     def value(name: str, **labels: str) -> float | None:
         return found.metrics().get((f"roofline_{name}", frozenset(labels.items())))
 
-    with sidecar(docker, image, llama_beside, tmp_path) as found:
-        wait_for("/metrics", 10, lambda: found.get("/metrics"))
+    with sidecar(docker, image, f"--pid=container:{llama.container}", beside=llama, directory=tmp_path) as found:
         wait_for(
             "every batch under a ceiling",
             240,
@@ -74,9 +104,31 @@ def test_it_measures_the_server_beside_it_and_ends_in_a_second(
             assert ratio is not None
             assert 0 < ratio < 1.05
         assert value("server_up", server="local") == 1
+        # As in the README: a second process, within the same 128 MiB.
+        url = f"http://127.0.0.1:{EXPORTER_PORT}"
+        report = docker.run("exec", found.name, "roofline-exporter", "report", "--url", url, "--format", "table")
+        assert "What holds decode back" in report
         state = found.state()
         assert (state["Status"], state["OOMKilled"]) == ("running", False), found.logs()
-        began = time.monotonic()
-        status, _ = found.stop()
+        status, seconds = found.stop()
         assert status == 0, found.logs()
-        assert time.monotonic() - began < STOP_SECONDS + 0.5, "docker's own bookkeeping included"
+        assert seconds < STOP_SECONDS
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
+def test_it_measures_on_the_servers_cpus_where_it_sees_its_process(
+    docker: Docker, image: str, llama: Llama, tmp_path: Path, *, shared: bool
+) -> None:
+    """The server is another user's, so its open files are hidden: it is known by its name, and by nothing else."""
+    cpus = os.sched_getaffinity(llama.pid)
+    options = (f"--pid=container:{llama.container}",) if shared else ()
+    llama.pin({max(cpus)})
+    try:
+        with sidecar(docker, image, *options, beside=llama, directory=tmp_path) as found:
+            told = wait_for("a ceiling", 60, lambda: scopes(found))
+    finally:
+        llama.pin(cpus)
+    if shared:
+        assert told == {("server", "1")}
+    else:
+        assert {scope for scope, _ in told} == {"exporter"}

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MISSING_PACKAGE = "llama.cpp is not installed: pip install 'roofline-exporter[demo]'"
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME = b"llama-server"
+"""What llama.cpp's own program is called: by it, the exporter knows the server of another user."""
 _LOG_ERRORS_ONLY = 1
 _STDERR_LINES = 20
 _POLL_SECONDS = 0.05
@@ -190,10 +193,12 @@ async def _is_healthy(host: str, port: int) -> bool:
     return status[1:2] == [b"200"]
 
 
-def _die_with_parent(parent_pid: int | None) -> None:
-    """Have the kernel kill this process when its parent ends (Linux; elsewhere the parent has to stop it)."""
+def _join_the_system(parent_pid: int | None) -> None:
+    """Take llama.cpp's name, and end with the parent (on Linux; elsewhere the parent has to stop this process)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_NAME, _NAME, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent_pid is not None and os.getppid() != parent_pid:  # it ended before we asked
         os._exit(1)
 
@@ -268,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code when the server could not start; otherwise the process ends in here, with 0.
     """
     options = _parser().parse_args(arguments)
-    _die_with_parent(options.parent_pid)
+    _join_the_system(options.parent_pid)
     return _serve(options)
 
 

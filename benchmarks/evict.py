@@ -16,6 +16,7 @@ from statistics import median
 from pairs import Comparison, show
 
 from exporter.measure.membench import Membench, MembenchArrays, Way
+from exporter.measure.topology import private_cache_bytes
 from exporter.roofline.ceiling import Kernel
 from exporter.roofline.passes import Method, Store, sift
 
@@ -34,28 +35,31 @@ def rate(arrays: MembenchArrays, kernel: Kernel, way: Way) -> float:
     raise SystemExit("this machine is too busy: most passes were disturbed")
 
 
-def opened(engine: Membench, cpus: Sequence[int], array_bytes: int) -> MembenchArrays:
+def opened(engine: Membench, cpus: Sequence[int], array_bytes: int, refill_bytes: int = 0) -> MembenchArrays:
     """The arrays, or the end."""
-    arrays = engine.open(cpus, array_bytes)
+    arrays = engine.open(cpus, array_bytes, refill_bytes)
     assert isinstance(arrays, MembenchArrays), arrays
     return arrays
 
 
 def main() -> None:
     """Runs the pairs and prints the table."""
+    cpus = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--array-mib", type=int, default=1040)
-    parser.add_argument("--slice-mib", type=int, default=16)
+    parser.add_argument("--slice-mib", type=float, default=16)
+    parser.add_argument("--refill-mib", type=float, default=private_cache_bytes(Path("/sys"), cpus) / (1 << 20))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    engine, cpus = Membench(), sorted(os.sched_getaffinity(0))
-    rows = []
+    engine, rows = Membench(), []
     for used in (cpus[:1], cpus):
         figures: dict[tuple[Kernel, Method], list[float]] = defaultdict(list)
         benches = {
             Method.STREAM: opened(engine, used, options.array_mib << 20),
-            Method.EVICT: opened(engine, used, len(used) * options.slice_mib << 20),
+            Method.EVICT: opened(
+                engine, used, int(len(used) * options.slice_mib * (1 << 20)), int(options.refill_mib * (1 << 20))
+            ),
         }
         for _ in range(options.pairs):
             for kernel in Kernel:
@@ -68,7 +72,8 @@ def main() -> None:
             Comparison(f"{k}, {len(used)} threads", figures[k, Method.EVICT], figures[k, Method.STREAM], "GB/s")
             for k in Kernel
         ]
-    show(f"evict (ours) / stream (theirs), {options.slice_mib} MiB a thread and array", rows, options.json)
+    sizes = f"{options.slice_mib:g} MiB a thread and array, {options.refill_mib:g} MiB to refill its cache"
+    show(f"evict (ours) / stream (theirs), {sizes}", rows, options.json)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 
 enum {
     HUGE_PAGE = 2 * 1024 * 1024,
+    PAGE = 4096,
     SKEW = 1344,          /* bytes between the arrays' offsets: equal offsets would collide in caches and memory banks */
     CHUNK_LINES = 1 << 14 /* 1 MiB of each array between two looks at the cancel flag */
 };
@@ -27,6 +28,7 @@ enum holding { UNKNOWN, SPOILT, INPUT }; /* SPOILT: some kernel's result, which 
 struct owned {
     enum holding holding[ARRAYS];
     uint64_t sum[ARRAYS]; /* of the words of an array that is INPUT */
+    bool refill_touched;
 };
 
 struct membench {
@@ -34,6 +36,8 @@ struct membench {
     void *map;
     size_t map_bytes;
     size_t elements;
+    char *refill;        /* refill_bytes for each thread */
+    size_t refill_bytes;
     int32_t *cpus; /* NULL: unpinned */
     int32_t threads;
     struct owned *owned; /* by thread */
@@ -149,6 +153,29 @@ static int check(void *context, int32_t thread)
     return MEMBENCH_OK;
 }
 
+/* Written once, or all of it would be the one page of zeros; the written lines go to memory, so that none is dirty later. */
+static void touch_refill(const struct bandwidth_run *run, char *refill, size_t bytes)
+{
+    memset(refill, 1, bytes);
+    run->evict.flush(refill, refill + bytes, run->evict.line);
+    evict_fence();
+}
+
+/*
+ * As in a long stream, the thread's own caches are then full of clean lines that no shared cache holds, and each line that
+ * comes in drives one out. A buffer that threads share would not do: its lines leave at no cost.
+ */
+static void refill_caches(const struct bandwidth_run *run, int32_t thread)
+{
+    const struct membench *b = run->b;
+    char *refill = b->refill + (size_t)thread * b->refill_bytes;
+    if (!b->owned[thread].refill_touched)
+        touch_refill(run, refill, b->refill_bytes);
+    b->owned[thread].refill_touched = true;
+    for (size_t at = 0; at < b->refill_bytes; at += run->evict.line)
+        (void)*(const volatile char *)(refill + at);
+}
+
 static int flush(void *context, int32_t thread)
 {
     const struct bandwidth_run *run = context;
@@ -161,6 +188,7 @@ static int flush(void *context, int32_t thread)
             run->evict.flush((const char *)(array + at), (const char *)(array + chunk_end(at, s.last)), run->evict.line);
         }
     evict_fence();
+    refill_caches(run, thread);
     return MEMBENCH_OK;
 }
 
@@ -222,30 +250,33 @@ static int pass(void *context, int32_t thread)
 static int map_arrays(struct membench *b)
 {
     const size_t bytes = b->elements * sizeof(double) + ARRAYS * SKEW;
-    const size_t stride = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    b->map_bytes = ARRAYS * stride + HUGE_PAGE;
+    const size_t stride = (bytes + PAGE - 1) / PAGE * PAGE; /* not whole huge pages: a small budget would go into the gaps */
+    const size_t used = ARRAYS * stride + (size_t)b->threads * b->refill_bytes;
+    b->map_bytes = used + HUGE_PAGE;
     b->map = mmap(NULL, b->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->map == MAP_FAILED)
         return MEMBENCH_E_MAP;
     char *base = (char *)(((uintptr_t)b->map + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    madvise(base, ARRAYS * stride, MADV_HUGEPAGE); /* advice: small pages work too, and the caller reads /proc to tell */
+    madvise(base, used, MADV_HUGEPAGE); /* advice: small pages work too, and the caller reads /proc to tell */
     for (size_t j = 0; j < ARRAYS; j++)
         b->array[j] = (double *)(void *)(base + j * stride + j * SKEW);
+    b->refill = base + ARRAYS * stride;
     return MEMBENCH_OK;
 }
 
-int membench_open(membench **out, size_t elements, const int32_t *cpus, int32_t threads)
+int membench_open(membench **out, size_t elements, size_t refill_bytes, const int32_t *cpus, int32_t threads)
 {
     if (out == NULL)
         return MEMBENCH_E_ARG;
     *out = NULL;
     if (!team_possible(cpus, threads) || elements > (PTRDIFF_MAX / ARRAYS - 2 * HUGE_PAGE) / sizeof(double) ||
-        (elements + LINE_DOUBLES - 1) / LINE_DOUBLES < (size_t)threads)
+        (elements + LINE_DOUBLES - 1) / LINE_DOUBLES < (size_t)threads || refill_bytes > MEMBENCH_MAX_REFILL_BYTES)
         return MEMBENCH_E_ARG;
     struct membench *b = calloc(1, sizeof *b);
     if (b == NULL)
         return MEMBENCH_E_MAP;
     b->elements = elements;
+    b->refill_bytes = refill_bytes / PAGE * PAGE;
     b->threads = threads;
     b->map = MAP_FAILED;
     b->owned = calloc((size_t)threads, sizeof *b->owned);

@@ -37,8 +37,9 @@ enum membench_isa { MEMBENCH_ISA_SCALAR, MEMBENCH_ISA_SSE2, MEMBENCH_ISA_AVX2, M
  * EVICT: before every pass each thread flushes its slices of all three arrays from all caches, outside the timed part, so that
  * small arrays are read from memory too. A plain store's line would stay dirty in a cache and its way to memory would never be
  * timed: only READ, and kernels with NT stores where these bypass the caches for certain (x86), can be measured like this.
- * A slice should have at least 16 MiB of each array: caches that start empty evict nothing while they fill, which made 2 MiB look
- * 3..7 % faster than STREAM in the median, 8 MiB up to 3 %, and from 16 MiB on nothing above the noise (Xeon, 2 MiB of L2).
+ * Then it reads refill_bytes of its own, which should be the size of a core's private cache: caches that start empty drive
+ * nothing out while they fill, which made 0.25 MiB of each array look 17..20 % faster than STREAM, 1 MiB 9..13 %, 4 MiB 3..6 %
+ * and 16 MiB up to 3 %. Refilled, 0.5 MiB to 16 MiB agree with STREAM within 2 % in the median and 4 % at best (Xeon, 2 MiB of L2).
  */
 enum membench_method { MEMBENCH_METHOD_STREAM, MEMBENCH_METHOD_EVICT };
 
@@ -53,7 +54,7 @@ enum membench_error {
     MEMBENCH_E_BUSY         /* the handle is in a run */
 };
 
-enum { MEMBENCH_MAX_THREADS = 1024 };
+enum { MEMBENCH_MAX_THREADS = 1024, MEMBENCH_MAX_REFILL_BYTES = 1 << 26 };
 
 typedef struct {
     double seconds;               /* latest end - earliest start over the threads, CLOCK_MONOTONIC */
@@ -81,11 +82,13 @@ int membench_evict_supported(void);
 void membench_cancel(int32_t *flag);
 
 /*
- * Maps three arrays of `elements` doubles (2 MiB aligned, bases skewed, transparent huge pages asked for) and touches nothing yet.
+ * Maps three arrays of `elements` doubles (bases skewed, transparent huge pages asked for), and for each thread refill_bytes (rounded
+ * down to whole 4 KiB; 0 for none) that EVICT uses; touches nothing yet.
  * Thread i is pinned to CPU number cpus[i]; NULL leaves the threads unpinned. cpus is copied.
- * E_ARG: threads outside 1..MEMBENCH_MAX_THREADS, fewer elements than one 64 B line per thread, a negative CPU, overflow. E_MAP.
+ * E_ARG: threads outside 1..MEMBENCH_MAX_THREADS, fewer elements than one 64 B line per thread, more to refill than
+ * MEMBENCH_MAX_REFILL_BYTES, a negative CPU, overflow. E_MAP.
  */
-int membench_open(membench **out, size_t elements, const int32_t *cpus, int32_t threads);
+int membench_open(membench **out, size_t elements, size_t refill_bytes, const int32_t *cpus, int32_t threads);
 
 /*
  * Creates the threads; each touches and initialises its own slice, as far as earlier runs of the handle left something to do. Then

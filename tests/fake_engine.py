@@ -54,14 +54,17 @@ class FakeEngine:
     opened: int = 0
     closed: int = 0
     most_mapped: int = 0
+    refills: set[int] = field(default_factory=set)
     stopped: bool = False
 
-    def open(self, cpus: Sequence[int], array_bytes: int) -> Bench | Reason:
+    def open(self, cpus: Sequence[int], array_bytes: int, refill_bytes: int = 0) -> Bench | Reason:
         reason = self.refuse(tuple(cpus), array_bytes)
         if reason is not None:
             return reason
         self.opened += 1
-        self.most_mapped = max(self.most_mapped, 3 * array_bytes * (self.opened - self.closed))
+        mapped = 3 * array_bytes + len(cpus) * refill_bytes
+        self.most_mapped = max(self.most_mapped, mapped * (self.opened - self.closed))
+        self.refills.add(refill_bytes)
         return FakeBench(self, tuple(cpus), array_bytes)
 
     def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:

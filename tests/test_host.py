@@ -18,11 +18,17 @@ from exporter.measure.host import (
     pressure_seconds,
     steal_seconds,
 )
-from exporter.measure.topology import assumed_cache_bytes, cpu_list, last_level_cache_bytes, thread_sets
-from exporter.roofline.passes import evict_slice_bytes, plan_sizes
+from exporter.measure.topology import (
+    assumed_cache_bytes,
+    cpu_list,
+    last_level_cache_bytes,
+    private_cache_bytes,
+    thread_sets,
+)
+from exporter.roofline.passes import EvictPlan, plan_evict, plan_sizes
 from exporter.roofline.reason import Reason
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 PROC, SYS = Path("/proc"), Path("/sys")
 ROOT = Path(__file__).parent.parent
 
@@ -368,10 +374,20 @@ class TestLargeMachines:
         assert everything == 12 * 96 << 20
         assert last_level_cache_bytes(machine.sys, range(8, 12)) == 96 << 20
         assert plan_sizes(everything, GIB) is Reason.CACHE_SUSPECT
-        assert evict_slice_bytes(96, GIB, huge_pages=True) is None, (
-            "96 threads ask for 4.5 GiB of slices, or 1.1 at least"
-        )
-        assert evict_slice_bytes(48, GIB, huge_pages=True) == GIB // (3 * 48) // 64 * 64
+        for threads in (48, 96):  # they would like 48 MiB each
+            slices = (GIB // threads - MIB) // 3 // 64 * 64
+            assert plan_evict(threads, GIB, MIB, huge_pages=True) == EvictPlan(slices, MIB)
+        assert plan_evict(512, GIB, MIB, huge_pages=True) is None, "2 MiB for each, of which the cache takes one"
+
+    def test_a_core_has_its_second_level_or_its_share_of_one(self, machine: Machine) -> None:
+        assert private_cache_bytes(machine.sys, (0, 1)) == 2 * MIB, "assumed"
+        machine.cache("0", 2, "1280K").cache("1", 2, None).cache("4-7", 2, "4M").cache("0-7", 3, "32M")
+        machine.cache("0", 1, "48K", "Data").cache("0", 2, "9M", "Instruction")
+        assert private_cache_bytes(machine.sys, (0, 1)) == 1280 << 10
+        assert private_cache_bytes(machine.sys, (1,)) == 2 * MIB, "no size is told"
+        assert private_cache_bytes(machine.sys, range(4, 8)) == MIB
+        assert private_cache_bytes(machine.sys, (4, 5)) == 2 * MIB
+        assert private_cache_bytes(machine.sys, ()) == 2 * MIB
 
     def test_two_sockets_have_a_cache_each(self, machine: Machine) -> None:
         machine.cache("0-3", 3, "32M").cache("4-7", 3, "32M")

@@ -16,7 +16,12 @@ from exporter.measure.host import huge_pages_given, memory_budget_bytes, steal_s
 from exporter.measure.kernels import FULL_PASSES, LEAST_PASSES, KernelRunner
 from exporter.measure.membench import Engine, Membench
 from exporter.measure.plateau import proven_bytes
-from exporter.measure.topology import assumed_cache_bytes, last_level_cache_bytes, thread_sets
+from exporter.measure.topology import (
+    assumed_cache_bytes,
+    last_level_cache_bytes,
+    private_cache_bytes,
+    thread_sets,
+)
 from exporter.measure.whose import CpuSet, measured_cpus
 from exporter.roofline.ceiling import Bandwidth, BandwidthRun, ComputePeak, Kernel
 from exporter.roofline.passes import (
@@ -27,8 +32,8 @@ from exporter.roofline.passes import (
     Size,
     SizePlan,
     Store,
-    evict_slice_bytes,
     fastest,
+    plan_evict,
     plan_sizes,
 )
 from exporter.roofline.reason import Reason
@@ -174,21 +179,21 @@ class BandwidthMeter:
         self, cache_bytes: int, swept: tuple[tuple[int, ...], ...]
     ) -> tuple[SizePlan | EvictPlan | Reason, int]:
         """The plan for the widest set of CPUs that memory suffices for, and how many wider ones it leaves out."""
-        widest = self._plan(cache_bytes, len(swept[0]))
+        widest = self._plan(cache_bytes, swept[0])
         for skipped, cpus in enumerate(swept if isinstance(widest, Reason) else ()):
             # Many threads ask for much memory, and fewer still load every memory channel.
-            if len(cpus) >= ENOUGH_THREADS and not isinstance(plan := self._plan(cache_bytes, len(cpus)), Reason):
+            if len(cpus) >= ENOUGH_THREADS and not isinstance(plan := self._plan(cache_bytes, cpus), Reason):
                 return plan, skipped
         return widest, 0
 
-    def _plan(self, cache_bytes: int, threads: int) -> SizePlan | EvictPlan | Reason:
+    def _plan(self, cache_bytes: int, cpus: tuple[int, ...]) -> SizePlan | EvictPlan | Reason:
         """Large arrays where STREAM's rule fits into the budget; else small ones, flushed; else as large as may be."""
         by_size = plan_sizes(cache_bytes, memory_budget_bytes(self._proc, self._sys, self._max_memory))
         if not self._engine.evict_supported or (isinstance(by_size, SizePlan) and by_size.rule_met):
             return by_size
         budget = memory_budget_bytes(self._proc, self._sys, self._max_memory, EVICT_MEMORY_SHARE)
-        part = evict_slice_bytes(threads, budget, huge_pages=huge_pages_given(self._sys))
-        return by_size if part is None else EvictPlan(part)
+        private = private_cache_bytes(self._sys, cpus)
+        return plan_evict(len(cpus), budget, private, huge_pages=huge_pages_given(self._sys)) or by_size
 
     def _remember(self, cpus: tuple[int, ...], found: _Found) -> None:
         """Keeps what was found fastest; a run without a `read` ceiling changes nothing."""
@@ -248,7 +253,7 @@ def _proven(
 ) -> Size | Reason:
     """A size at which memory is measured: cold by construction, or shown by comparing sizes."""
     if isinstance(plan, EvictPlan):
-        return Size(Method.EVICT, part=plan.slice_bytes)
+        return Size(Method.EVICT, part=plan.slice_bytes, refill=plan.refill_bytes)
     tell("array size")
     proven = proven_bytes(runner, plan, sets)
     return proven if isinstance(proven, Reason) else Size(Method.STREAM, whole=proven)
@@ -266,7 +271,7 @@ def _measure_set(
     """Some kernels on one set of CPUs. One that fails does not keep the others from being measured."""
     if runner.cancelled():
         return dict.fromkeys(stores, Reason.CANCELLED)
-    arrays = runner.open(cpus, size.of(cpus), size.method)
+    arrays = runner.open(cpus, size.of(cpus), size.method, size.refill)
     if isinstance(arrays, Reason):
         return dict.fromkeys(stores, arrays)
     results: dict[Kernel, Bandwidth | Reason] = dict.fromkeys(stores, Reason.CANCELLED)

@@ -114,10 +114,12 @@ class KernelRunner:
         self.rejected[reason] += 1
         return reason
 
-    def open(self, cpus: tuple[int, ...], array_bytes: int, method: Method = Method.STREAM) -> Arrays | Reason:
+    def open(
+        self, cpus: tuple[int, ...], array_bytes: int, method: Method = Method.STREAM, refill_bytes: int = 0
+    ) -> Arrays | Reason:
         """Maps the arrays; the caller closes the bench."""
         huge = anonymous_huge_bytes(self._proc)
-        bench = self._engine.open(cpus, array_bytes)
+        bench = self._engine.open(cpus, array_bytes, refill_bytes)
         return self.refuse(bench) if isinstance(bench, Reason) else Arrays(bench, cpus, method, huge)
 
     def bandwidth(

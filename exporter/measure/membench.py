@@ -75,8 +75,8 @@ class Engine(Protocol):
     def evict_supported(self) -> bool:
         """Whether `read` can be measured by flushing."""
 
-    def open(self, cpus: Sequence[int], array_bytes: int) -> Bench | Reason:
-        """Maps three arrays for one thread on each of these CPUs."""
+    def open(self, cpus: Sequence[int], array_bytes: int, refill_bytes: int = 0) -> Bench | Reason:
+        """Maps three arrays for one thread on each of these CPUs, and what each reads after flushing."""
 
     def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:
         """Runs fused multiply-adds on registers, one thread on each of these CPUs."""
@@ -121,12 +121,11 @@ class Membench:
         """Allows calls again after a cancel."""
         self._cancel[0] = 0
 
-    def open(self, cpus: Sequence[int], array_bytes: int) -> "MembenchArrays | Reason":
-        """Maps three arrays for one thread on each of these CPUs."""
+    def open(self, cpus: Sequence[int], array_bytes: int, refill_bytes: int = 0) -> "MembenchArrays | Reason":
+        """Maps three arrays for one thread on each of these CPUs, and what each reads after flushing."""
         handle = ffi.new("membench **")
-        error = _reason(
-            lib.membench_open(handle, array_bytes // ELEMENT_BYTES, ffi.new("int32_t[]", list(cpus)), len(cpus))
-        )
+        numbers = ffi.new("int32_t[]", list(cpus))
+        error = _reason(lib.membench_open(handle, array_bytes // ELEMENT_BYTES, refill_bytes, numbers, len(cpus)))
         return error or MembenchArrays(handle[0], array_bytes, self._cancel)
 
     def fma(self, cpus: Sequence[int], isa: str, *, passes: int, pass_seconds: float) -> KernelRun:

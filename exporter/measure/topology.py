@@ -13,6 +13,9 @@ from exporter.measure.cgroup import matching, read_int, read_text
 ASSUMED_CACHE_BYTES: Final = 32 << 20
 """Assumed for each 8 CPUs when the last-level cache is not told."""
 ASSUMED_CACHE_CPUS: Final = 8
+SECOND_LEVEL: Final = 2
+ASSUMED_PRIVATE_CACHE_BYTES: Final = 2 << 20
+"""Assumed for each core when its second-level cache is not told: as large as they come."""
 
 _SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -33,21 +36,42 @@ def last_level_cache_bytes(sys: Path, cpus: Sequence[int]) -> int | None:
     """
     found: dict[tuple[int, str], int] = {}
     for cpu in cpus:
-        caches = [
-            (level, index)
-            for index in matching(sys / f"devices/system/cpu/cpu{cpu}/cache", "index[0-9]*")
-            if (level := read_int(index / "level")) is not None
-            and (read_text(index / "type") or "Unified").strip() in {"Unified", "Data"}
-        ]
+        caches = _caches(sys, cpu)
         if not caches:
             return None
         level, index = max(caches)
-        size = re.fullmatch(r"(\d+)([KMG]?)\s*", read_text(index / "size") or "")
-        if size is None or int(size[1]) == 0:
+        size = _size(index)
+        if size is None:
             return None
         shared = (read_text(index / "shared_cpu_list") or f"{cpu}").strip()
-        found[level, shared] = int(size[1]) * _SIZE_UNITS[size[2]]
+        found[level, shared] = size
     return sum(found.values()) if found else None
+
+
+def private_cache_bytes(sys: Path, cpus: Sequence[int]) -> int:
+    """The largest share that one of these CPUs has of its second-level cache, bytes; assumed where it is not told."""
+    shares = []
+    for cpu in cpus:
+        for index in (index for level, index in _caches(sys, cpu) if level == SECOND_LEVEL):
+            sharing = set(cpu_list(read_text(index / "shared_cpu_list") or f"{cpu}")) & set(cpus)
+            shares.append((_size(index) or 0) // max(1, len(sharing)))
+    return max(shares, default=0) or ASSUMED_PRIVATE_CACHE_BYTES
+
+
+def _caches(sys: Path, cpu: int) -> list[tuple[int, Path]]:
+    """(level, directory) of each cache of a CPU that holds data."""
+    return [
+        (level, index)
+        for index in matching(sys / f"devices/system/cpu/cpu{cpu}/cache", "index[0-9]*")
+        if (level := read_int(index / "level")) is not None
+        and (read_text(index / "type") or "Unified").strip() in {"Unified", "Data"}
+    ]
+
+
+def _size(index: Path) -> int | None:
+    """The size of a cache, bytes; None when the kernel does not tell."""
+    size = re.fullmatch(r"(\d+)([KMG]?)\s*", read_text(index / "size") or "")
+    return int(size[1]) * _SIZE_UNITS[size[2]] or None if size else None
 
 
 def assumed_cache_bytes(cpus: int) -> int:

@@ -39,11 +39,11 @@ PLATEAU_TOLERANCE: Final = 1.03
 
 
 EVICT_SLICE_BYTES: Final = 16 << 20
-"""Of each array and thread when caches are flushed instead of outgrown: the least size whose error stays below 3 %."""
+"""Of each array and thread when caches are flushed instead of outgrown: the least size whose error is that of noise."""
 EVICT_SMALL_PAGES_SLICE_BYTES: Final = 32 << 20
 """The same without huge pages, where every page's translation is missed too."""
-EVICT_LEAST_SLICE_BYTES: Final = 4 << 20
-"""Below this an emptied cache, which has nothing to write back or to evict, makes reading look faster than it is."""
+EVICT_LEAST_SLICE_BYTES: Final = 1 << 19
+"""The least size that was compared with large arrays: within 2 % in the median, 4 % for the best pass."""
 ENOUGH_THREADS: Final = 16
 """Where memory does not suffice for a thread on each CPU, at least so many must do."""
 MEMORY_SHARE: Final = 4
@@ -171,18 +171,25 @@ class SizePlan:
 
 @dataclass(frozen=True, slots=True)
 class EvictPlan:
-    """Small arrays whose lines are flushed before every pass: so many bytes of each array for each thread."""
+    """Small arrays whose lines are flushed before every pass.
+
+    Attributes:
+        slice_bytes: Of each array, for each thread.
+        refill_bytes: What each thread then reads, so that its private cache is as full as in a long stream.
+    """
 
     slice_bytes: int
+    refill_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the arrays are: as a whole, or for each thread that walks them."""
+    """How large the arrays are, as a whole or for each thread, and what a thread reads after it has flushed."""
 
     method: Method
     whole: int = 0
     part: int = 0
+    refill: int = 0
 
     def of(self, cpus: tuple[int, ...]) -> int:
         """Bytes of each array for threads on these CPUs."""
@@ -216,17 +223,18 @@ def plan_sizes(cache_bytes: int, budget_bytes: int) -> SizePlan | Reason:
     return SizePlan(min(largest, wanted), largest, rule_met=CACHE_MULTIPLE * cache_bytes <= largest)
 
 
-def evict_slice_bytes(threads: int, budget_bytes: int, *, huge_pages: bool) -> int | None:
-    """Bytes of each array for each thread when the caches are flushed before every pass; None when it does not fit.
+def plan_evict(threads: int, budget_bytes: int, private_cache_bytes: int, *, huge_pages: bool) -> EvictPlan | None:
+    """The sizes when the caches are flushed before every pass; None when they do not fit.
 
     Args:
         threads: Of the widest set.
-        budget_bytes: For all three arrays together.
+        budget_bytes: For all threads' slices of the three arrays, and what they read after flushing.
+        private_cache_bytes: Of each thread's core.
         huge_pages: Whether the kernel gives them.
     """
     wanted = EVICT_SLICE_BYTES if huge_pages else EVICT_SMALL_PAGES_SLICE_BYTES
-    fits = budget_bytes // (ARRAYS * threads) // CACHE_LINE_BYTES * CACHE_LINE_BYTES
-    return min(wanted, fits) if fits >= EVICT_LEAST_SLICE_BYTES else None
+    fits = (budget_bytes // threads - private_cache_bytes) // ARRAYS // CACHE_LINE_BYTES * CACHE_LINE_BYTES
+    return EvictPlan(min(wanted, fits), private_cache_bytes) if fits >= EVICT_LEAST_SLICE_BYTES else None
 
 
 def fastest(results: Sequence[Bandwidth | Reason]) -> Bandwidth | Reason:

@@ -40,10 +40,12 @@ static inline double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+enum { REFILL = 3 * 4096 };
+
 static inline membench *opened(size_t elements, int32_t threads)
 {
     membench *b = NULL;
-    CHECK(membench_open(&b, elements, NULL, threads) == MEMBENCH_OK);
+    CHECK(membench_open(&b, elements, REFILL, NULL, threads) == MEMBENCH_OK);
     CHECK(b != NULL);
     return b;
 }

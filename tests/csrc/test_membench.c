@@ -143,17 +143,19 @@ static void test_bad_arguments(void)
 {
     const int32_t negative[] = {0, -1};
     membench *b = NULL;
-    CHECK(membench_open(NULL, SMALL, NULL, 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, 0, NULL, 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, 16, NULL, 3) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SMALL, NULL, 0) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SMALL, NULL, -1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, (size_t)1 << 20, NULL, MEMBENCH_MAX_THREADS + 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SIZE_MAX, NULL, 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SIZE_MAX / 24, NULL, 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SIZE_MAX / 8 + 1, NULL, 1) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, SMALL, negative, 2) == MEMBENCH_E_ARG);
-    CHECK(membench_open(&b, (size_t)1 << 45, NULL, 1) == MEMBENCH_E_MAP); /* past the address space of a process */
+    CHECK(membench_open(NULL, SMALL, 0, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, 0, 0, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, 16, 0, NULL, 3) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SMALL, 0, NULL, 0) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SMALL, 0, NULL, -1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, (size_t)1 << 20, 0, NULL, MEMBENCH_MAX_THREADS + 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SIZE_MAX, 0, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SIZE_MAX / 24, 0, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SIZE_MAX / 8 + 1, 0, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SMALL, (size_t)MEMBENCH_MAX_REFILL_BYTES + 1, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SMALL, SIZE_MAX, NULL, 1) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, SMALL, 0, negative, 2) == MEMBENCH_E_ARG);
+    CHECK(membench_open(&b, (size_t)1 << 45, 0, NULL, 1) == MEMBENCH_E_MAP); /* past the address space of a process */
     CHECK(b == NULL);
     membench_close(NULL);
     CHECK(membench_unpinned(NULL) == 0);
@@ -210,7 +212,7 @@ static void test_pinning(void)
 {
     const int32_t far[] = {4000, 1000000};
     membench *b = NULL;
-    CHECK(membench_open(&b, SMALL, far, 2) == MEMBENCH_OK);
+    CHECK(membench_open(&b, SMALL, 0, far, 2) == MEMBENCH_OK);
     CHECK(membench_unpinned(b) == 0);
     CHECK(quick(b, MEMBENCH_ADD, MEMBENCH_ISA_SCALAR, 0, 1) == MEMBENCH_OK);
     CHECK(membench_unpinned(b) == 2);
@@ -243,6 +245,32 @@ static void test_evict_is_cold(void)
 {
     if (membench_evict_supported() && !instrumented()) /* an emulator has no caches */
         CHECK(best_seconds(MEMBENCH_METHOD_EVICT) > 2.0 * best_seconds(MEMBENCH_METHOD_STREAM));
+}
+
+static long resident_pages(void)
+{
+    long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    CHECK(statm != NULL && fscanf(statm, "%*d %ld", &pages) == 1);
+    if (statm != NULL)
+        fclose(statm);
+    return pages;
+}
+
+/* Pages that were read and never written are all one page: nothing that could fill a cache. */
+static void test_each_thread_has_memory_of_its_own_to_refill_its_caches(void)
+{
+    if (!membench_evict_supported() || instrumented())
+        return;
+    membench *b = NULL;
+    CHECK(membench_open(&b, 64, MEMBENCH_MAX_REFILL_BYTES, NULL, 2) == MEMBENCH_OK);
+    const long before = resident_pages();
+    CHECK(attempt(b, MEMBENCH_READ, membench_isa_best(), 0, MEMBENCH_METHOD_STREAM, 2) == MEMBENCH_OK);
+    CHECK(resident_pages() - before < 1024); /* not touched where nothing is flushed */
+    CHECK(attempt(b, MEMBENCH_READ, membench_isa_best(), 0, MEMBENCH_METHOD_EVICT, 2) == MEMBENCH_OK);
+    CHECK(resident_pages() - before > 2 * (MEMBENCH_MAX_REFILL_BYTES / 4096) - 1024);
+    membench_close(b);
+    CHECK(resident_pages() - before < 1024);
 }
 
 /* Memory in the middle of the largest mapping, that is, of array b. */
@@ -297,6 +325,7 @@ int main(void)
     test_pinning();
     test_oversubscribed();
     test_evict_is_cold();
+    test_each_thread_has_memory_of_its_own_to_refill_its_caches();
     test_damage_between_runs();
     test_lifetimes();
     return failures != 0;

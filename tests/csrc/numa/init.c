@@ -35,7 +35,7 @@ static void measure(const char *name, const int32_t *cpus, int32_t threads)
     membench *bench = NULL;
     membench_pass passes[PASSES];
     int32_t completed = 0, cancel = 0;
-    int error = membench_open(&bench, ARRAY_BYTES / sizeof(double), cpus, threads);
+    int error = membench_open(&bench, ARRAY_BYTES / sizeof(double), 0, cpus, threads);
     if (error == MEMBENCH_OK)
         error = membench_run(bench, MEMBENCH_READ, MEMBENCH_ISA_SCALAR, MEMBENCH_STORE_PLAIN, MEMBENCH_METHOD_STREAM, PASSES,
                              0.001, 10.0, &cancel, passes, &completed);

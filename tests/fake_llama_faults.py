@@ -94,6 +94,10 @@ _IDENTITY: dict[str, Case] = {
     "no such path": Case(Reason.NOT_LLAMA, at("*", "404")),
     "a login page": Case(Reason.NOT_LLAMA, at("*", "html_ok")),
     "a bad gateway": Case(Reason.HTTP_ERROR, at("*", "html")),
+    "an alert of TLS": Case(Reason.TLS_FAILED, at("*", b"\x15\x03\x01\x00\x02\x02\x46")),
+    "a proxy wants TLS": Case(
+        Reason.TLS_FAILED, at("*", answer(b"<p>plain HTTP request was sent to HTTPS port", status="400 Bad Request"))
+    ),
     "a redirect": Case(Reason.HTTP_ERROR, at("*", "redirect")),
     "too many requests": Case(Reason.HTTP_ERROR, at("*", answer(b"slow down", status="429 Too Many Requests"))),
     "a proxy knows no such method": Case(Reason.HTTP_ERROR, at("*", answer(HTML, status="501 Not Implemented"))),

@@ -4,6 +4,7 @@ A missing field is None, never a guess. The fields that came or changed over two
 presence, never by the build's number, which a build made outside git does not have.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,6 +23,9 @@ _ROUTER_REFUSALS: Final = {
     "model not found": Reason.UNKNOWN_MODEL,
 }
 """A router's words for a model that was taken away between two questions."""
+
+_WANTS_TLS: Final = re.compile(rb"HTTPS (port|server)|SSL-enabled server port", re.IGNORECASE)
+"""In what nginx, Go and Apache say to plain HTTP on a port of TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ def refusal(status: int, body: bytes | None) -> Reason:
         return Reason.CONTEXT_TOO_SMALL
     if kind == "invalid_request_error" and message in _ROUTER_REFUSALS:
         return _ROUTER_REFUSALS[message]
+    if status == HTTPStatus.BAD_REQUEST and kind == "" and _WANTS_TLS.search(body or b""):
+        return Reason.TLS_FAILED
     return Reason.NOT_LLAMA if status == HTTPStatus.NOT_FOUND else Reason.HTTP_ERROR
 
 

@@ -1,16 +1,13 @@
 """A client for llama-server's native HTTP API.
 
-Every call returns a value or a `Reason`. Connections are never reused: the server drops idle ones after 5 s, and a POST
-on a dropped one fails. Redirects are never followed, so that a key cannot leave for another host. Bodies are bounded,
-and compressed ones are not unpacked: a small one could unpack to gigabytes.
+Every call returns a value or a `Reason`; how a request is made and bounded is `asking`'s business.
 
 Where the configuration names a model, GET /models is asked before anything that could load or wake it, and every
 request carries `autoload=false`: a router then refuses rather than loads.
 """
 
 import asyncio
-import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlencode
@@ -28,7 +25,9 @@ from exporter.measure.answers import (
     refusal,
     take_event,
 )
+from exporter.measure.asking import OK, Asker, body_of, is_packed, open_session
 from exporter.measure.counters import RESTART_HEADER, parse_counters
+from exporter.measure.failure import failure_of
 from exporter.measure.json_values import Json, loads
 from exporter.measure.listing import ListedModel, ModelSize, find_model, model_names, parse_first_size
 from exporter.roofline.counters import Counters
@@ -36,36 +35,19 @@ from exporter.roofline.proof import Stream
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import PROBE_SEED, Slot
 
+__all__ = ["LlamaClient", "open_session"]
+
 log = structlog.get_logger()
 
-MAX_BODY_BYTES: Final = 8 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 LIST_TIMEOUT: Final = 5.0
 """Seconds to list models before a completion, which itself may take much longer."""
 MAX_TOKEN_BYTES: Final = 4 << 10
 """An event with one token's timings is a tenth of this; an answer that goes on for ever is not taken."""
-_OK: Final = 200
-# The bound is asyncio.timeout around each call; aiohttp's own total of 300 s would cut long probes.
-_NO_TOTAL: Final = aiohttp.ClientTimeout(total=None)
 _T = TypeVar("_T")
 
 
-def open_session(url: str, ca_file: Path | None) -> aiohttp.ClientSession:
-    """A session for one server; `unix:/path` and a private certificate authority are the connector's business.
-
-    Raises:
-        ssl.SSLError: `ca_file` is not a certificate.
-    """
-    if url.startswith("unix:"):
-        connector: aiohttp.BaseConnector = aiohttp.UnixConnector(url.removeprefix("unix:"), force_close=True)
-    else:
-        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
-        connector = aiohttp.TCPConnector(ssl=context, force_close=True)
-    # Cookies would pile up, and tie the exporter to one of several servers behind a proxy.
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
-
-
-class LlamaClient:
+class LlamaClient(Asker):
     """One llama-server.
 
     Args:
@@ -78,11 +60,9 @@ class LlamaClient:
     def __init__(
         self, session: aiohttp.ClientSession, url: str, api_key_file: Path | None, model: str | None = None
     ) -> None:
-        self._session = session
+        super().__init__(session, url, api_key_file)
         self._model = model
         self._told: tuple[str, ...] = ()
-        self._base = "http://localhost" if url.startswith("unix:") else url.rstrip("/")
-        self._api_key_file = api_key_file
 
     async def health(self, timeout: float) -> Reason | None:
         """None when the server is up and its model loaded (GET /health; never wakes a sleeping model)."""
@@ -107,10 +87,10 @@ class LlamaClient:
         """GET /metrics, asked at `at` (monotonic seconds). It resets two gauges; before b10519 it wakes a model."""
 
         async def read(response: aiohttp.ClientResponse) -> Counters | Reason:
-            body = await _body(response)
-            if response.status != _OK:
+            body = await body_of(response)
+            if response.status != OK:
                 return refusal(response.status, body)
-            if body is None or _is_packed(response):
+            if body is None or is_packed(response):
                 return Reason.BAD_ANSWER
             return parse_counters(body, response.headers.get(RESTART_HEADER), at)
 
@@ -148,9 +128,9 @@ class LlamaClient:
         }
 
         async def read(response: aiohttp.ClientResponse) -> tuple[Stream, ...] | Reason:
-            if response.status != _OK:
-                return refusal(response.status, await _body(response))
-            if _is_packed(response):
+            if response.status != OK:
+                return refusal(response.status, await body_of(response))
+            if is_packed(response):
                 return Reason.BAD_ANSWER
             return await self._streams(response, len(prompts), len(prompts) * tokens)
 
@@ -200,15 +180,15 @@ class LlamaClient:
             async with asyncio.timeout(timeout):
                 listed = await self._loaded(timeout)
                 return listed if isinstance(listed, Reason) else await self._get(path + _query(listed), timeout, parse)
-        except TimeoutError:
-            return Reason.TIMEOUT
+        except TimeoutError as error:
+            return self._failed("GET", path, *failure_of(error))
 
     async def _get(self, path: str, timeout: float, parse: Callable[[Json], _T | Reason]) -> _T | Reason:
         async def read(response: aiohttp.ClientResponse) -> _T | Reason:
-            body = await _body(response)
-            if response.status != _OK:
+            body = await body_of(response)
+            if response.status != OK:
                 return refusal(response.status, body)
-            if body is None or _is_packed(response):
+            if body is None or is_packed(response):
                 return Reason.BAD_ANSWER
             try:
                 return parse(loads(body))
@@ -216,71 +196,6 @@ class LlamaClient:
                 return Reason.NOT_LLAMA
 
         return await self._ask("GET", path, timeout, read)
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        read: Callable[[aiohttp.ClientResponse], Awaitable[_T | Reason]],
-        body: Json = None,
-    ) -> _T | Reason:
-        """One request within `timeout` seconds; whatever goes wrong on the way is a reason."""
-        try:
-            async with (
-                asyncio.timeout(timeout),
-                self._session.request(
-                    method,
-                    self._base + path,
-                    json=body,
-                    headers=self._headers(),
-                    allow_redirects=False,
-                    timeout=_NO_TOTAL,
-                ) as response,
-            ):
-                return await read(response)
-        except _UnreadableKeyError:
-            return Reason.API_KEY_UNREADABLE
-        except TimeoutError:
-            return Reason.TIMEOUT
-        except aiohttp.ClientPayloadError:
-            return Reason.STREAM_CUT if method == "POST" else Reason.UNREACHABLE
-        except aiohttp.ClientResponseError:
-            # Something answers, but not HTTP.
-            return Reason.NOT_LLAMA
-        except (aiohttp.ClientError, OSError, ValueError, RuntimeError):
-            # ValueError: aiohttp's word for lines that are too long; RuntimeError: no thread left to resolve a name in.
-            return Reason.UNREACHABLE
-
-    def _headers(self) -> dict[str, str]:
-        plain = {"Accept-Encoding": "identity"}
-        if self._api_key_file is None:
-            return plain
-        try:
-            key = self._api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeError) as error:
-            raise _UnreadableKeyError from error
-        if not key or not key.isprintable() or not key.isascii():
-            raise _UnreadableKeyError
-        return {**plain, "Authorization": f"Bearer {key}"}
-
-
-class _UnreadableKeyError(Exception):
-    """The API key file cannot be read, or holds no key."""
-
-
-async def _body(response: aiohttp.ClientResponse) -> bytes | None:
-    """The body, or None when it is longer than any answer of the API."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
-
-
-def _is_packed(response: aiohttp.ClientResponse) -> bool:
-    return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
 
 
 def _query(listed: ListedModel | None) -> str:

@@ -15,14 +15,21 @@ MISSING: Final = "-"
 
 REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
     {
-        Reason.UNREACHABLE: "nothing answers at the server's url; check the url, and that llama-server runs",
+        Reason.UNREACHABLE: "nothing at the server's url gives an answer; check the url, http or https included, that"
+        " llama-server runs, and for a unix socket that this user may write to it",
+        Reason.CERTIFICATE_REFUSED: "the server's certificate is refused, for its authority is not known here, it has"
+        " expired, or it is made for another name; set ca_file for a private authority, renew it, or write its name in"
+        " the url",
+        Reason.TLS_FAILED: "the url and the server disagree on TLS; write http:// if the server speaks none, and"
+        " https:// if it does (client certificates are not supported)",
         Reason.TIMEOUT: "the server did not answer in time, 5 s for a question and probe.timeout for a probe; raise the"
         " latter if the model is only slow",
         Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
         Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
         Reason.NOT_LLAMA: "what answers there is not a llama.cpp server, or not all of one; check the url, with the"
         " server's --api-prefix if it has one, and update a server from before 2025",
-        Reason.HTTP_ERROR: "the server refused the request; check the url, a proxy before it, and the server's log",
+        Reason.HTTP_ERROR: "the answer is an HTTP error, or a redirect, which is not followed; check the url, http or"
+        " https included, a proxy before the server, and the server's log",
         Reason.BAD_ANSWER: "the answer is not what llama-server sends; check for a proxy, or a very old or new build",
         Reason.SERVER_ERROR: "the server met an error while decoding; see its log",
         Reason.NOT_SUPPORTED: "the server says that it does not offer this; one for embeddings or reranking cannot be"
@@ -31,7 +38,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.UNKNOWN_MODEL: "the server has no model of that name; the exporter's log lists its models, write one of"
         " them at model:",
         Reason.MODEL_FAILED: "the router could not load the model; see its log",
-        Reason.API_KEY_UNREADABLE: "api_key_file cannot be read; check its path and permissions",
+        Reason.API_KEY_UNREADABLE: "api_key_file cannot be read, or does not hold one API key; check-config tells what"
+        " is wrong with it",
         Reason.STREAM_CUT: "the answer ended early; see the server's log, and a proxy's time limits",
         Reason.FOREIGN_REQUEST: "a user's request ran during the probe, so the batch is not proven; it is retried",
         Reason.NOT_TOGETHER: "the streams did not decode together; it is retried, else give the server more slots",
@@ -56,7 +64,6 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.TOO_FEW_SLOTS: "the server has fewer slots than the batch; start llama-server with --parallel 4, or"
         " as many as the largest batch",
         Reason.CONTEXT_TOO_SMALL: "a slot's context is too small for a probe; give llama-server a larger --ctx-size",
-        Reason.NO_MODEL_INFO: "the server does not tell its model's size; update llama-server, or load its model",
         Reason.PREEMPTED: "other processes took the processors meanwhile; measure again on a quieter machine",
         Reason.THROTTLED: "the container's CPU quota ran out meanwhile; give the exporter no CPU limit",
         Reason.MEMORY_PRESSURE: "memory was short meanwhile; free some, or lower bandwidth.max_memory",

@@ -23,6 +23,8 @@ class Reason(StrEnum):
     """Why there is no number; `outcome` groups the reasons by the counter that takes them."""
 
     UNREACHABLE = "unreachable"
+    CERTIFICATE_REFUSED = "certificate_refused"
+    TLS_FAILED = "tls_failed"
     TIMEOUT = "timeout"
     LOADING = "loading"
     UNAUTHORIZED = "unauthorized"
@@ -54,7 +56,6 @@ class Reason(StrEnum):
     SLOTS_IN_USE = "slots_in_use"
     TOO_FEW_SLOTS = "too_few_slots"
     CONTEXT_TOO_SMALL = "context_too_small"
-    NO_MODEL_INFO = "no_model_info"
 
     PREEMPTED = "preempted"
     THROTTLED = "throttled"
@@ -80,7 +81,7 @@ _OUTCOMES = {
     for outcome, first, last in (
         (Outcome.FAILED, Reason.UNREACHABLE, Reason.API_KEY_UNREADABLE),
         (Outcome.REJECTED, Reason.STREAM_CUT, Reason.BAD_TIMINGS),
-        (Outcome.SKIPPED, Reason.BUSY, Reason.NO_MODEL_INFO),
+        (Outcome.SKIPPED, Reason.BUSY, Reason.CONTEXT_TOO_SMALL),
         (Outcome.NOT_MEASURED, Reason.PREEMPTED, Reason.UNSUPPORTED),
     )
     for reason in list(Reason)[list(Reason).index(first) : list(Reason).index(last) + 1]

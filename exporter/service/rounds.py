@@ -19,7 +19,14 @@ USERS: Final = frozenset({Reason.BUSY, Reason.GAVE_WAY})
 """Reasons that say that users are there."""
 LEAVE_ALONE: Final = USERS | {Reason.SLEEPING, Reason.KEEPS_AWAKE, Reason.MODEL_UNLOADED}
 """Reasons that hold for every batch: the round ends there, and a batch that met one is still owed."""
-ENDS_ROUND: Final = LEAVE_ALONE | {Reason.TIMEOUT, Reason.UNREACHABLE, Reason.LOADING, Reason.UNAUTHORIZED}
+ENDS_ROUND: Final = LEAVE_ALONE | {
+    Reason.TIMEOUT,
+    Reason.UNREACHABLE,
+    Reason.CERTIFICATE_REFUSED,
+    Reason.TLS_FAILED,
+    Reason.LOADING,
+    Reason.UNAUTHORIZED,
+}
 """Reasons after which the other batches are not tried: they would wait as long, and learn the same."""
 
 

@@ -12,7 +12,7 @@ from exporter.config import ProbeSettings, ServerSettings
 from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify
 from exporter.roofline.ceiling import Roof, RoofPolicy
-from exporter.roofline.decode import DecodePoint, DecodeSample
+from exporter.roofline.decode import DecodeSample
 from exporter.roofline.live import LiveSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
@@ -29,6 +29,7 @@ from exporter.service.record import (
 )
 from exporter.service.rounds import USERS, Rounds
 from exporter.service.states import checked_state, live_state
+from exporter.service.telling import tell_sample, tell_state
 
 log = structlog.get_logger()
 
@@ -75,8 +76,6 @@ class ServerWatch:
         self._generating, self._generated_at = False, -math.inf
         self._checked = False
         self._stalled = False
-        self._generating = False
-        self._generated_at = -math.inf
         self._warned: Reason | None = None
         self.rounds = Rounds(
             name=settings.name,
@@ -178,14 +177,13 @@ class ServerWatch:
 
     def take_live(self, sample: LiveSample | None, *, users: bool, stalled: bool) -> None:
         """What was seen of users: new figures (None keeps the old, which grow stale), whether requests run, or hang."""
-        was, self._stalled = self.record.state, stalled
-        state = live_state(was, users=users, stalled=stalled)
-        self.record = replace(self.record, live=sample or self.record.live)
-        if state is not was:
-            reason = Reason.TIMEOUT if stalled else None
-            self.record = replace(self.record, state=state, state_reason=reason)
-            self._welcome(was)
-            self._log.info("state", state=state.value, was=was.value, reason=_value(reason))
+        was, self._stalled = self.record, stalled
+        state = live_state(was.state, users=users, stalled=stalled)
+        self.record = replace(self.record, live=sample or was.live)
+        if state is not was.state:
+            self.record = replace(self.record, state=state, state_reason=Reason.TIMEOUT if stalled else None)
+            self._welcome(was.state)
+            tell_state(self._log, self.record, was)
 
     async def prefill(self) -> None:
         """Sends one long prompt, for the report; the daemon never does, for it would stall a user's first tokens."""
@@ -215,8 +213,8 @@ class ServerWatch:
         return answer
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
-        was, self._checked = self.record.state, True
-        state = checked_state(answer, was, stalled=self._stalled)
+        was, self._checked = self.record, True
+        state = checked_state(answer, was.state, stalled=self._stalled)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = replace(self.record, state=state, state_reason=answer)
@@ -235,12 +233,11 @@ class ServerWatch:
             self.record = replace(self.record, state=state, state_reason=why, slots=answer.props.slots, model=model)
             self._identity = answer
             self.probe.manners.see_sleep(sleeping=answer.props.sleeping)
-            self._welcome(was)
-            if was is ServerState.SLEEPING and state is not was:
+            self._welcome(was.state)
+            if was.state is ServerState.SLEEPING and state is not was.state:
                 # Somebody woke it: this may be the only time to probe it before it sleeps again.
                 self.rounds.hurry()
-        if state is not was:
-            self._log.info("state", state=state.value, was=was.value, reason=_value(self.record.state_reason))
+        tell_state(self._log, self.record, was, self.probe.client.words(answer) if isinstance(answer, Reason) else "")
 
     def _welcome(self, was: ServerState) -> None:
         """A server that is back is probed at once, where the last probe failed."""
@@ -265,7 +262,9 @@ class ServerWatch:
             self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason)
         self.record = with_reason(self.record, batch, reason, seconds)
         self.rounds.took(reason)
-        self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3))
+        words = self.probe.client.words(reason)
+        detail = {"detail": words} if words else {}
+        self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3), **detail)
 
     def _take_sample(self, sample: DecodeSample, seconds: float) -> None:
         """Publishes a sample; a first one below its threshold is to be confirmed."""
@@ -275,26 +274,4 @@ class ServerWatch:
         first_below = was == 0 and self.record.batches[sample.batch].below_threshold_samples == 1
         self.rounds.took(sample, confirm=first_below)
         self._warned = None
-        self._log_sample(placed(self.record, sample, roof), seconds)
-
-    def _log_sample(self, point: DecodePoint, seconds: float) -> None:
-        sample = point.sample
-        self._log.info(
-            "probe",
-            batch=sample.batch,
-            tokens_per_second=round(sample.tokens_per_second, 1),
-            step_ms=round(sample.step_seconds * 1e3, 2),
-            floor_ratio=None if point.floor_ratio is None else round(point.floor_ratio, 3),
-            contended=sample.contended,
-            seconds=round(seconds, 3),
-        )
-        if point.implausible:
-            self._log.warning(
-                "decode is faster than this machine's memory: is this server on a GPU? set device: gpu",
-                batch=sample.batch,
-                step_gb_per_second=round((point.step_bytes_per_second or 0.0) / 1e9, 1),
-            )
-
-
-def _value(reason: Reason | None) -> str | None:
-    return None if reason is None else reason.value
+        tell_sample(self._log, placed(self.record, sample, roof), seconds)

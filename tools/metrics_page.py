@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from exporter.present.metric import Metric
+from exporter.present.metric import PREFIX, Metric
 from exporter.present.metric_table import TABLE
+from exporter.present.metrics import SnapshotCollector
+from exporter.roofline.snapshot import Host, HostInfo, Snapshot
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -29,7 +31,7 @@ SOURCES: Final = (
     ("decode_", "computed from a probe, the footprint and the ceilings"),
     ("live_floor_ratio", "computed from live traffic, the footprint and the ceiling"),
     ("live_", "GET /slots, or the server's own counters"),
-    ("probe|config_", "the exporter itself"),
+    ("probe|config_|exporter_|collector_", "the exporter itself"),
 )
 """Where the numbers come from, by the beginning of the name; the first that fits."""
 
@@ -44,7 +46,8 @@ UNITS: Final = (
     ("_bytes", "bytes"),
     ("_ratio|_ratio_threshold", "ratio"),
     ("_total|_samples|_slots|_streams|_parameters|_tokens_per_step", "count"),
-    ("_info|_up|_state|_contended|_implausible|_success|_successful|_mismatch", "0 or 1"),
+    ("_info", "always 1"),
+    ("_up|_state|_contended|_implausible|_success|_successful|_mismatch", "0 or 1"),
 )
 """The units, by the end of the name; the first that fits."""
 
@@ -58,9 +61,7 @@ Values are in base units. A value that is not known, or has grown stale, is abse
 AFTERWORD: Final = """\
 ## Beside these
 
-`roofline_exporter_build_info{version,python_version}` is always 1, `roofline_collector_errors_total` counts
-metrics that a bug kept from being rendered, and prometheus-client adds `process_*` (memory, CPU time, open files
-of the exporter).
+prometheus-client adds `process_*` (memory, CPU time, open files of the exporter).
 
 Labels: `kernel` is triad, copy, scale, add or read; `threads` is single or all (the best of the thread counts
 tried); `ceiling` is triad, read, peak or sustained; `part` is weights, output_head, kv_cache or overhead; `reason`
@@ -84,15 +85,27 @@ def groups() -> Iterable[tuple[str, list[Metric]]]:
         ("This machine", "memory_bandwidth_|compute_peak_"),
         ("Decode", "decode_"),
         ("Live traffic", "live_"),
-        ("The exporter", "probe|config_"),
+        ("The exporter", "probe|config_|exporter_|collector_"),
         ("Servers", ""),
     )
-    left = list(TABLE)
+    left = [*TABLE, *own_metrics()]
     for title, beginning in headings:
         here = [metric for metric in left if re.match(beginning, metric.name)]
         left = [metric for metric in left if metric not in here]
         if here:
             yield title, here
+
+
+def own_metrics() -> list[Metric]:
+    """The metrics that the collector has beside the table: those that it renders when nothing is known."""
+    nothing = Snapshot(Host(HostInfo("", 0, None, None, "", "")))
+    known = {metric.full_name for metric in TABLE}
+    return [
+        Metric(sample.name.removeprefix(PREFIX), family.documentation, tuple(sample.labels), lambda _: [])
+        for family in SnapshotCollector(lambda: nothing, lambda: 0.0, "").collect()
+        for sample in family.samples
+        if sample.name not in known
+    ]
 
 
 def row(metric: Metric) -> str:

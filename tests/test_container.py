@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from container.engine import HARDENED, PORT, Container, Docker, container
+from container.engine import HARDENED, PORT, USER, Container, Docker, EngineError, container
 from processes import COMMAND, wait_for
 
 from exporter.roofline.passes import DISTURBED
@@ -23,7 +24,6 @@ pytest_plugins = ["container.fixtures"]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]  # the first test waits for the image
 
 ROOT = Path(__file__).resolve().parents[1]
-USER = 65532
 CONFIG = "bandwidth: {interval: 2s}\nservers: []\n"
 
 START_SECONDS = 5.0
@@ -219,6 +219,23 @@ def test_every_command_finds_the_configuration(docker: Docker, image: str, mount
     once = ("run", "--rm", "--network=none", *HARDENED)
     assert "http://127.0.0.1:8080" in docker.run(*once, image, "check-config")
     assert "interval: 2s" in docker.run(*once, mounted, image, "check-config")
+
+
+def test_a_key_file_is_read_by_the_exporters_user_alone(docker: Docker, image: str, tmp_path: Path) -> None:
+    """As README says: owned by the user; or by root and its group, as the kubelet lays out a secret (fsGroup)."""
+    config, key = tmp_path / "config.yaml", tmp_path / "llama.key"
+    config.write_text("servers: [{name: local, url: 'http://llama', api_key_file: /etc/roofline-exporter/llama.key}]")
+    key.write_text("sk-1\n")
+    config.chmod(0o644)
+    tmp_path.chmod(0o755)
+    once = ("run", "--rm", "--network=none", *HARDENED, f"--volume={tmp_path}:/etc/roofline-exporter:ro", image)
+    for user, group, mode in ((USER, USER, 0o400), (0, USER, 0o440)):
+        os.chown(key, user, group)
+        key.chmod(mode)
+        assert "api_key_file: /etc/roofline-exporter/llama.key" in docker.run(*once, "check-config")
+    os.chown(key, 0, 0)
+    with pytest.raises(EngineError, match=r"llama\.key' cannot be read: permission denied; write the path"):
+        docker.run(*once, "check-config")
 
 
 def test_image_says_what_it_is(docker: Docker, image: str, base: str) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0
 LOCK_SECONDS = 900.0
 PORT = 10470
+USER = 65532
+"""The exporter's."""
 
 # Isolated: its own socket, state and storage, no bridge and no packet filter, hence no trace on this machine's network.
 DAEMON_FLAGS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--log-level=warn")

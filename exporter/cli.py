@@ -1,8 +1,8 @@
 """The commands. They wire and print; they compute nothing."""
 
 import asyncio
+import os
 import signal
-import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
@@ -63,9 +63,10 @@ def main(
 
     Without a command: serve.
     """
-    # Until the daemon takes over, a signal ends the program in order.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    if context.invoked_subcommand in {None, "serve"}:
+        # The daemon's end is no failure, and before it listens there is nothing to put in order.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os._exit(0))
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
     if context.invoked_subcommand not in _SILENT:
         # Here and below: commands import what they need, for the sake of their start-up time.
@@ -124,8 +125,14 @@ def serve(options: _Options) -> None:
     from exporter.service.peaks import PeakError
 
     settings, addresses = options.settings(), options.addresses()
+
+    async def until_stopped() -> None:
+        await daemon.serve(settings, addresses, load=options.load)
+        # All is in order. The interpreter would wait for threads that nothing stops: looking up a name, at a disk.
+        os._exit(0)
+
     try:
-        asyncio.run(daemon.serve(settings, addresses, load=options.load))
+        asyncio.run(until_stopped())
     except (daemon.ListenError, PeakError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -280,7 +287,7 @@ def _print(renderable: object) -> None:
 
 
 def _run(work: Awaitable[_T]) -> _T:
-    """Runs to the end; Ctrl-C ends it with the shell's usual status."""
+    """Runs to the end."""
     from exporter.service.peaks import PeakError
 
     async def main_task() -> _T:
@@ -290,5 +297,3 @@ def _run(work: Awaitable[_T]) -> _T:
         return asyncio.run(main_task())
     except PeakError as error:
         raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        sys.exit(130)

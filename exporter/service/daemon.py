@@ -25,6 +25,8 @@ from exporter.service.wiring import CLOCKS, measuring
 log = structlog.get_logger()
 
 VERSION: Final = version("roofline-exporter")
+_PATIENCE_SECONDS: Final = 0.1
+"""How long, twice, the end waits for clients that do not take their answers; these themselves take milliseconds."""
 
 
 class ListenError(Exception):
@@ -68,7 +70,7 @@ async def serve(
                 if runner is None:
                     # Only now is there a snapshot to serve.
                     served = _Current(scheduler, reloader, settings)
-                    runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=0.3)
+                    runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=_PATIENCE_SECONDS)
                     await runner.setup()
                     urls = [await _listen(runner, host, port) for host, port in addresses]
                     _tell_start(urls)

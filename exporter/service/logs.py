@@ -4,7 +4,12 @@ import logging
 import sys
 from typing import Final, Literal
 
-import structlog
+# structlog loads rich where it finds it, 3 MiB, for tracebacks that no log of ours shows; None hides it meanwhile.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+import structlog  # noqa: E402
+
+if sys.modules.get("rich") is None:
+    del sys.modules["rich"]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 

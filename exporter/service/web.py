@@ -8,17 +8,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from exporter.present.page import landing_page
-from exporter.present.report import Format, report_exit_code, report_text
 from exporter.roofline.snapshot import Snapshot, view
 from exporter.service.ask import STATUS_HEADER
 from exporter.service.clocks import Clocks
 
 _CONTENT_TYPES: Final[Mapping[str, str]] = {
-    Format.JSON: "application/json",
-    Format.TABLE: "text/plain",
-    Format.MARKDOWN: "text/markdown",
-    Format.CSV: "text/csv",
+    "json": "application/json",
+    "table": "text/plain",
+    "markdown": "text/markdown",
+    "csv": "text/csv",
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,13 +45,18 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
     """The application with all routes of the exporter."""
 
     async def page(_: web.Request) -> web.Response:
+        # Here and below: templates and tables take 5 MiB, and most exporters are only scraped.
+        from exporter.present.page import landing_page
+
         seen = view(served.snapshot(), served.clocks.monotonic())
         html = landing_page(seen, served.version, served.clocks.unix())
         return web.Response(text=html, content_type="text/html")
 
     async def snapshot(request: web.Request) -> web.Response:
+        from exporter.present.report import Format, report_exit_code, report_text
+
         seen = view(served.snapshot(), served.clocks.monotonic())
-        form = request.query.get("format", Format.JSON)
+        form = request.query.get("format", "json")
         if form not in _CONTENT_TYPES:
             raise web.HTTPBadRequest(text=f"format is one of {', '.join(_CONTENT_TYPES)}\n")
         return web.Response(

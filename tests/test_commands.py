@@ -56,6 +56,53 @@ def test_a_signal_ends_it_within_a_second_also_during_a_measurement(number: int,
         assert not [line for line in running_exporter.log if line["event"] == "?"], "nothing but log lines"
 
 
+def test_a_name_server_that_does_not_answer_does_not_delay_the_end(tmp_path: Path) -> None:
+    """Nothing ends a thread that looks up a name, and the interpreter waits for its threads."""
+    file, asked = tmp_path / "c.yaml", tmp_path / "asked"
+    file.write_text("servers: [{name: local, url: 'http://llama.test:1'}]")
+    hangs = "import pathlib, socket, time, exporter.__main__ as program\n"
+    hangs += f"socket.getaddrinfo = lambda *_, **__: (pathlib.Path({str(asked)!r}).touch(), time.sleep(60))\n"
+    arguments = ("--config.file", file, "--web.listen-address", "127.0.0.1:0", "--log.format", "json")
+    command = (sys.executable, "-c", f"{hangs}program.main()", *arguments)
+    with running(command, stderr=subprocess.PIPE) as process:
+        stopping = Exporter(process)
+        wait_for("a look-up", 30, asked.exists)
+        status, seconds = stopping.end()
+    assert status == 0
+    # The bar is 1 s; a loaded machine gets some leave here.
+    assert seconds < 10
+    assert stopping.logged("stopping")
+
+
+@pytest.mark.parametrize(
+    ("slow", "command", "number", "status"),
+    [
+        ("click", "serve", signal.SIGTERM, 143),
+        ("structlog", "serve", signal.SIGTERM, 0),
+        ("structlog", "serve", signal.SIGINT, 0),
+        ("structlog", "report", signal.SIGTERM, 143),
+        ("structlog", "report", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_while_it_starts(slow: str, command: str, number: int, status: int, tmp_path: Path) -> None:
+    """The daemon's end is no failure; a report that was cut short must not look like one that found nothing wrong."""
+    (tmp_path / f"{slow}.py").write_text("import time\nprint('reached', flush=True)\ntime.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with running((*COMMAND, command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reached\n"
+        process.send_signal(number)
+        assert process.wait(10) == status
+
+
+def test_the_daemon_loads_nothing_for_pages_that_nobody_looks_at() -> None:
+    """They are 5 MiB."""
+    listing = "import sys, exporter.cli, exporter.service.logs, exporter.service.daemon; print(*sys.modules)"
+    done = subprocess.run((sys.executable, "-c", listing), capture_output=True, text=True, check=True, timeout=60)
+    assert "exporter.service.daemon" in done.stdout.split()
+    assert not {"rich", "pygments", "jinja2", "exporter.present.sentences"} & set(done.stdout.split())
+
+
 def test_two_addresses_and_ipv6(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(NOBODY)

@@ -62,7 +62,7 @@ def test_kustomization_names_every_file() -> None:
 def test_kustomize_builds_and_puts_the_image_in() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not on the PATH, and no Debian package has it")
+        pytest.skip("kubectl is not on the PATH (Debian's kubernetes-client)")
     done = subprocess.run((kubectl, "kustomize", KUBERNETES), capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     built = {manifest["kind"]: manifest for manifest in yaml.safe_load_all(done.stdout)}

@@ -36,6 +36,7 @@ class Props:
         model: A base name, fit for a label.
         path: Where the server found the model; never shown.
         marker: A random word of this start of the server; empty where the build has none.
+        sleep_idle: Seconds of rest after which the model sleeps, where a router tells.
     """
 
     slots: int
@@ -48,6 +49,7 @@ class Props:
     has_slots_endpoint: bool
     has_metrics_endpoint: bool = False
     marker: str = ""
+    sleep_idle: float | None = None
 
 
 @dataclass(slots=True)

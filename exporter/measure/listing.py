@@ -3,14 +3,16 @@
 A router lists every model that it could load, each with a status; a plain server lists the one that it has, with none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from exporter.measure.json_values import Json, label, mapping, positive, text
 from exporter.roofline.reason import Reason
 
 _MAX_NAMES: Final = 20
+_SLEEP_OPTION: Final = "--sleep-idle-seconds"
 _STATUSES: Final = {
     "unloaded": Reason.MODEL_UNLOADED,
     "downloaded": Reason.MODEL_UNLOADED,
@@ -33,10 +35,15 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model that is loaded: the name to ask for it by, and its size as far as it is told."""
+    """A model that is loaded: the name to ask for it by, and its size and sleep as far as they are told.
+
+    Attributes:
+        sleep_idle: Seconds of rest after which a router's model sleeps.
+    """
 
     name: str
     size: ModelSize
+    sleep_idle: float | None = None
 
 
 def parse_first_size(body: Json) -> ModelSize | Reason:
@@ -60,7 +67,7 @@ def find_model(body: Json, name: str) -> ListedModel | Reason:
     entry = named[0]
     if (fault := _status_fault(entry)) is not None:
         return fault
-    return ListedModel(text(entry.get("id")) or name, _size(entry))
+    return ListedModel(text(entry.get("id")) or name, _size(entry), _sleep_idle(entry))
 
 
 def model_names(body: Json) -> tuple[str, ...]:
@@ -68,6 +75,14 @@ def model_names(body: Json) -> tuple[str, ...]:
     data = mapping(body).get("data")
     entries = data[:_MAX_NAMES] if isinstance(data, list) else []
     return tuple(label(mapping(entry).get("id")) for entry in entries)
+
+
+def told_sleep(arguments: Sequence[object]) -> float | None:
+    """Seconds of rest after which a llama-server of this command line sleeps; None where it never does."""
+    given = [value for option, value in pairwise(arguments) if option == _SLEEP_OPTION]
+    # The last one counts; a negative number means never.
+    last = given[-1] if given else None
+    return float(last) if isinstance(last, str) and last.isdecimal() and int(last) > 0 else None
 
 
 def _status_fault(entry: Mapping[str, Json]) -> Reason | None:
@@ -79,6 +94,11 @@ def _status_fault(entry: Mapping[str, Json]) -> Reason | None:
         return Reason.MODEL_FAILED
     value = text(status.get("value"))
     return None if value == "loaded" else _STATUSES.get(value, Reason.BAD_ANSWER)
+
+
+def _sleep_idle(entry: Mapping[str, Json]) -> float | None:
+    arguments = mapping(entry.get("status")).get("args")
+    return told_sleep(arguments) if isinstance(arguments, list) else None
 
 
 def _aliases(entry: Mapping[str, Json]) -> tuple[Json, ...]:

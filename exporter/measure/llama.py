@@ -8,6 +8,7 @@ request carries `autoload=false`: a router then refuses rather than loads.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlencode
@@ -63,6 +64,7 @@ class LlamaClient(Asker):
         super().__init__(session, url, api_key_file)
         self._model = model
         self._told: tuple[str, ...] = ()
+        self._sleep_idle: float | None = None
 
     async def health(self, timeout: float) -> Reason | None:
         """None when the server is up and its model loaded (GET /health; never wakes a sleeping model)."""
@@ -70,7 +72,8 @@ class LlamaClient(Asker):
 
     async def props(self, timeout: float) -> Props | Reason:
         """GET /props; never wakes or loads a model."""
-        return await self._get_of_model("/props", timeout, parse_props)
+        props = await self._get_of_model("/props", timeout, parse_props)
+        return props if isinstance(props, Reason) else replace(props, sleep_idle=self._sleep_idle)
 
     async def model_size(self, timeout: float) -> ModelSize | Reason:
         """GET /models, which tells no figure of a model that has none or whose build does not tell it."""
@@ -173,7 +176,10 @@ class LlamaClient(Asker):
                 self._told = names
             return found
 
-        return await self._get("/models", timeout, find)
+        listed = await self._get("/models", timeout, find)
+        if isinstance(listed, ListedModel):
+            self._sleep_idle = listed.sleep_idle
+        return listed
 
     async def _get_of_model(self, path: str, timeout: float, parse: Callable[[Json], _T | Reason]) -> _T | Reason:
         try:

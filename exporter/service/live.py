@@ -197,5 +197,5 @@ class LiveWatch:
 
     def _switch_off(self) -> float:
         self._mode = "off"
-        self._log.info("users' traffic is not watched any more: the model sleeps, and asking would wake it")
+        self._log.info("users' traffic is not watched any more: asking would wake the model, or keep it awake")
         return 0.0

@@ -9,8 +9,10 @@ from typing import Final
 import structlog
 
 from exporter.config import ProbeSettings, ServerSettings
+from exporter.measure.answers import Props
 from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.measure.sleep import SleepReader
 from exporter.roofline.ceiling import Roof, RoofPolicy
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.live import LiveSample
@@ -50,6 +52,7 @@ class ServerWatch:
         clocks: The clocks.
         machine_compute_peak: The configured one, FLOP/s; None to take the measured one.
         chance: A random number in [0, 1), so that retries of several exporters do not fall together.
+        sleep: Finds out when the server sleeps, where the configuration does not say.
     """
 
     def __init__(
@@ -64,12 +67,15 @@ class ServerWatch:
         clocks: Clocks,
         machine_compute_peak: float | None = None,
         chance: Callable[[], float] = random.random,
+        sleep: SleepReader | None = None,
     ) -> None:
         self.settings = settings
         self.probe = probe
         self._models = models
         self._roof = roof
         self._clocks = clocks
+        self._sleep = sleep or SleepReader(settings.url)
+        self._sleep_idle: float | None = None
         self._identity: Identity | None = None
         self._cannot: Reason | None = None
         self._busy_at: float | None = None
@@ -209,8 +215,16 @@ class ServerWatch:
         if isinstance(answer, Reason):
             self._take_answer(answer, None)
         else:
+            await self._learn_sleep(answer.props)
             self._take_answer(answer, await self._models.describe(answer.props, answer.size))
         return answer
+
+    async def _learn_sleep(self, props: Props) -> None:
+        """What the server's command line tells is as good as what the operator would say."""
+        manners, found = self.probe.manners, await self._sleep.read(props)
+        if self.settings.sleep_idle is None and found != self._sleep_idle:
+            self._sleep_idle = manners.sleep_idle = found
+            self._log.info("the server's command line tells when it sleeps", sleep_idle=found)
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
         was, self._checked = self.record, True
@@ -222,6 +236,7 @@ class ServerWatch:
                 self.probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
             self._identity = self._cannot = None
+            self._sleep.forget()
         else:
             if self.record.model is not None and self.record.model != model:
                 self._cannot = None

@@ -59,6 +59,7 @@ class FakeMeter:
     time: ManualTime
     read: float = 30 * GB
     problem: Reason | None = None
+    cpus: tuple[int, ...] = (0, 1)
     runs: list[bool] = field(default_factory=list)
     cancelled: bool = False
     during: Callable[[], None] = lambda: None
@@ -75,7 +76,7 @@ class FakeMeter:
         found = tuple(snapshots.bandwidth(k, r / GB, measured_at=self.time.now) for k, r in rates.items())
         peak = ComputePeak("fp32", 300e9, 0.0, 2, "avx2", self.time.now) if full and found else None
         rejected = {self.problem: 3} if self.problem else {}
-        return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, (0, 1), 1 << 20, cache_assumed=False)
+        return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, self.cpus, 1 << 20, cache_assumed=False)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -89,6 +90,7 @@ class Bench:
     meter: FakeMeter
     fake: FakeLlama
     scheduler: Scheduler
+    machine: HostWatch
     watch: ServerWatch
     probe: DecodeProbe
     duty: DutyAccount
@@ -153,4 +155,4 @@ async def bench(
             clocks=moment.clocks,
             sleep=moment.sleep,
         )
-        yield Bench(moment, meter, fake, scheduler, watch, maker, duty)
+        yield Bench(moment, meter, fake, scheduler, machine_watch, watch, maker, duty)

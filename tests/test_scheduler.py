@@ -311,6 +311,42 @@ async def test_a_rejected_run_leaves_the_ceiling_in_force(fake_llama: FakeLlama,
         assert snapshot.host.last_success_timestamp == pytest.approx(1.7e9 + 1000)
 
 
+async def test_other_cpus_have_their_own_ceiling(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """A server that is seen only now, or was moved: the higher ceiling of more CPUs is not its ceiling."""
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler.run_once(probe=False)
+        b.meter.cpus, b.meter.read = (1,), 15 * GB
+        b.time.now += 300
+        snapshot = await b.scheduler.run_once(probe=False)
+        (read,) = (c for c in view(snapshot, b.time.now).in_force if c.kernel is Kernel.READ)
+        assert read.best_bytes_per_second == 15 * GB
+        assert snapshot.host.compute is None, "that of two CPUs"
+        b.time.now += 300
+        assert (await b.scheduler.run_once(probe=False)).host.compute
+        assert b.meter.runs == [True, False, True]
+
+
+async def test_the_cpus_of_a_server_that_appears_are_measured_soon(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """A sidecar starts before its server, and cannot see its CPUs yet; one that flaps does not make kernels run."""
+    fake_llama.behaviour.loading = True
+    async with bench(fake_llama, tmp_path) as b:
+        await b.scheduler._check(b.watch)
+        await b.machine.measure()
+        assert b.machine.due == b.time.now + 300
+        b.time.now += 100
+        await b.scheduler._check(b.watch)
+        assert b.machine.due == b.time.now + 200, "it is still away"
+        fake_llama.behaviour.loading = False
+        await b.scheduler._check(b.watch)
+        assert b.machine.due == b.time.now
+        await b.machine.measure()
+        for loading in (True, False):
+            fake_llama.behaviour.loading = loading
+            b.time.now += 1
+            await b.scheduler._check(b.watch)
+        assert b.machine.due == b.time.now - 2 + 30
+
+
 async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_llama: FakeLlama, tmp_path: Path) -> None:
     """Full at the start and each hour, short in between; kernels and probes never at the same time."""
     async with bench(fake_llama, tmp_path) as b:

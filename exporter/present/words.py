@@ -71,7 +71,7 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.IMBALANCED: "the threads finished too far apart; leave bandwidth.threads at auto, or quiet the machine",
         Reason.UNSTABLE: "the passes disagree too much; measure again on a quieter machine",
         Reason.CACHE_SUSPECT: "the arrays may fit in a cache; raise the container's memory limit (70 MiB, and"
-        " 24 MiB for each CPU), and bandwidth.max_memory",
+        " 7 MiB for each CPU), and bandwidth.max_memory",
         Reason.INVALID_RESULT: "a kernel computed wrong values; suspect the memory or the build",
         Reason.NO_MEMORY: "there is too little free memory for the arrays; free some, or raise the container's limit",
         Reason.NO_THREADS: "threads could not be started; raise the process limit (pids.max, ulimit -u)",

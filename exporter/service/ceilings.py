@@ -56,6 +56,7 @@ class HostWatch:
         self._failed_runs = 0
         self._warned = False
         self._measured_at: float | None = None
+        self._cpus: tuple[int, ...] = ()
         self._full_due = self.due = clocks.monotonic()
         self.host = Host(info)
 
@@ -75,6 +76,13 @@ class HostWatch:
             return now - self.due > self._interval
         return now - self._measured_at > FORCED_RUN_SECONDS
 
+    def server_appeared(self) -> None:
+        """A server's process may be seen only now: its CPUs are measured soon, but not at every turn of one that flaps."""
+        soonest = self._clocks.monotonic()
+        if self._measured_at is not None:
+            soonest = max(soonest, self._measured_at + RETRY_SECONDS)
+        self.due = min(self.due, soonest)
+
     async def measure(self) -> bool:
         """One run, full when that is due; whether it was disturbed, so that another one may find what it lacks."""
         started = self._clocks.monotonic()
@@ -92,6 +100,7 @@ class HostWatch:
             log.warning("no thread to measure bandwidth in", error=str(error))
             run = BandwidthRun.failed(Reason.NO_THREADS)
         self._plan(started, run, full=full)
+        self._move(started, run)
         self.host = _with_run(self.host, run, self._clocks)
         self._warn_of_own_cpus(run)
         log.info(
@@ -119,6 +128,13 @@ class HostWatch:
             self._full_due = min(self._full_due, started)
         elif full:
             self._full_due = started + FULL_RUN_SECONDS
+
+    def _move(self, started: float, run: BandwidthRun) -> None:
+        """On other CPUs than before, as when the server is seen at last, what those sustained is no ceiling."""
+        if run.cpus and run.cpus != self._cpus:
+            if self._cpus and run.compute is None:
+                self._full_due = min(self._full_due, started)
+            self._cpus, self.host = run.cpus, replace(self.host, tracks={}, compute=None)
 
     def _warn_of_own_cpus(self, run: BandwidthRun) -> None:
         """Once: the ceiling is that of fewer CPUs than the machine has, and nobody saw the server's."""

@@ -114,7 +114,10 @@ class Scheduler:
 
     async def _check(self, watch: ServerWatch) -> None:
         """One server that hangs does not keep the others' state from being seen."""
+        was_up = watch.record.state.up
         await watch.check()
+        if watch.record.state.up and not was_up:
+            self.machine.server_appeared()
         self.snapshot = self._freeze()
 
     async def _measure_forever(self) -> None:

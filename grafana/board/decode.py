@@ -4,10 +4,10 @@ from board.decode_health import exporter_row, freshness_row, live_row
 from board.decode_rows import bandwidth_row, batches_row, floor_row, two_numbers_row
 from board.decode_scope import BATCH_LEGEND, BATCHES, HOST, SERVER, by_batch
 from board.layout import Line, Row, annotations, dashboard, even, variable
-from board.panels import FLOP_PER_BYTE, TOKENS_PER_SECOND, Json, fixed, now, override, stat
-from board.promql import Scope, age, largest, reference_ceiling
+from board.panels import FLOP_PER_BYTE, TOKENS_PER_SECOND, Json, fixed, now, override, stat, yes_no
+from board.promql import DOWN, UP, Scope, age, largest, reference_ceiling
 from board.roofline import roofline
-from board.tables import YES_NO, Column, table
+from board.tables import BELOW, COLOURED, Column, table
 
 UID = "roofline-decode"
 
@@ -27,8 +27,8 @@ def _now_row() -> Row:
                     unit="none",
                     text="name",
                     overrides=[
-                        override("byRegexp", "/^(?:ready|busy|sleeping)$/", color=fixed("green")),
-                        override("byRegexp", "/^(?:loading|un|stalled)/", color=fixed("red")),
+                        override("byRegexp", UP, color=fixed("green")),
+                        override("byRegexp", DOWN, color=fixed("red")),
                     ],
                 ),
                 stat(
@@ -54,9 +54,11 @@ def _now_row() -> Row:
                 ),
                 stat(
                     "Reference ceiling",
-                    "The memory bandwidth that the floor uses.",
-                    now(reference_ceiling(SERVER, "server"), "{{server}}"),
+                    "The memory bandwidth that the floor uses: read or triad, measured here; peak, a spec sheet's;"
+                    " sustained, an estimate.",
+                    now(reference_ceiling(SERVER, "ceiling"), "{{ceiling}}"),
                     unit="Bps",
+                    text="value_and_name",
                 ),
                 stat(
                     "Age of the last sample",
@@ -83,9 +85,10 @@ def _points_table() -> Json:
             Column("Intensity", by_batch("decode_intensity_flops_per_byte"), FLOP_PER_BYTE),
             Column("Compute rate", by_batch("decode_flops_per_second"), "flops"),
             Column("Step bytes", by_batch("model_step_bytes"), "decbytes"),
-            Column("Samples below threshold", by_batch("decode_below_threshold_samples")),
-            Column("Contended", by_batch("decode_contended"), settings={"mappings": YES_NO}),
-            Column("Implausible", by_batch("decode_implausible"), settings={"mappings": YES_NO}),
+            Column("Threshold", by_batch("decode_floor_ratio_threshold"), "percentunit"),
+            Column("Samples below threshold", by_batch("decode_below_threshold_samples"), settings=BELOW),
+            Column("Contended", by_batch("decode_contended"), settings={"mappings": yes_no(yes="orange"), **COLOURED}),
+            Column("Implausible", by_batch("decode_implausible"), settings={"mappings": yes_no(yes="red"), **COLOURED}),
         ],
         descending=True,
     )

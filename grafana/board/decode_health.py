@@ -2,9 +2,21 @@
 
 from board.decode_scope import BATCH_LEGEND, BATCHES, HOST, SERVER, by_batch
 from board.layout import Line, Row, even
-from board.panels import SLOW, TOKENS_PER_SECOND, Json, bargauge, counts, dashed, now, query, stat, timeseries
+from board.panels import (
+    SLOW,
+    TOKENS_PER_SECOND,
+    Json,
+    bargauge,
+    counts,
+    dashed,
+    limits,
+    now,
+    query,
+    stat,
+    timeseries,
+    yes_no,
+)
 from board.promql import RANGE, RATE, age, happened, label, largest
-from board.tables import YES_NO
 
 OUTCOMES = {"failed": "probe_failures_total", "rejected": "probes_rejected_total", "skipped": "probes_skipped_total"}
 
@@ -56,7 +68,7 @@ def freshness_row() -> Row:
         now(by_batch("probe_success"), BATCH_LEGEND),
         unit="none",
         text="value_and_name",
-        defaults={"mappings": YES_NO},
+        defaults={"mappings": yes_no(no="orange")},
     )
     whole_range = [label(happened(SERVER(name), RANGE, "reason"), "outcome", o) for o, name in OUTCOMES.items()]
     totals = bargauge(
@@ -134,7 +146,7 @@ def exporter_row() -> Row:
         "Whether the last (re)load of the configuration succeeded.",
         now(largest(HOST("config_last_reload_successful"), "instance"), "{{instance}}"),
         unit="none",
-        defaults={"mappings": YES_NO},
+        defaults={"mappings": yes_no(no="red")},
     )
     loaded = stat(
         "Configuration loaded",
@@ -147,5 +159,6 @@ def exporter_row() -> Row:
         "Bugs met while rendering, since the exporter started; see its log.",
         now(largest(HOST("collector_errors_total"), "instance"), "{{instance}}"),
         unit="short",
+        defaults=limits(red=1),
     )
     return Row("The exporter", [even(8, made, lasted, duty, memory), even(4, version, config, loaded, errors)])

@@ -4,15 +4,19 @@ from typing import Final
 
 from board import decode
 from board.layout import Line, Row, annotations, dashboard, even, variable
-from board.panels import TOKENS_PER_SECOND, Json, bargauge, now, panel, query, rows, stat, timeseries
-from board.promql import Scope, age, largest, reference_ceiling
-from board.tables import Column, table
+from board.panels import TOKENS_PER_SECOND, Json, bargauge, limits, now, panel, query, rows, stat, timeseries
+from board.promql import DOWN, UP, Scope, age, largest, reference_ceiling
+from board.tables import BELOW, COLOURED, Column, table
 
 ALL: Final = Scope('job=~"$job", instance=~"$instance"')
 BATCH: Final = 'batch="$batch"'
 KEY: Final = ("instance", "server")
 RATIO: Final = largest(ALL("decode_floor_ratio", BATCH), *KEY)
 WORST: Final = 10
+STATES: Final = [
+    {"type": "regex", "options": {"pattern": pattern, "result": {"color": colour, "index": n}}}
+    for n, (pattern, colour) in enumerate(((UP, "green"), (DOWN, "red")))
+]
 
 
 def _overview() -> Row:
@@ -20,8 +24,8 @@ def _overview() -> Row:
     below = largest(ALL("decode_below_threshold_samples"), *KEY)
     scraped = ALL.of("up")
 
-    def figure(title: str, description: str, expression: str, unit: str = "short") -> Json:
-        return stat(title, description, now(expression, title), unit=unit)
+    def figure(title: str, description: str, expression: str, unit: str = "short", **colours: float) -> Json:
+        return stat(title, description, now(expression, title), unit=unit, defaults=limits(**colours))
 
     return Row(
         "",
@@ -29,21 +33,24 @@ def _overview() -> Row:
             even(
                 4,
                 figure("Servers up", "Servers that could serve a user.", f"sum({up})"),
-                figure("Servers down", "Servers that could not.", f"count({up} == 0) or vector(0)"),
+                figure("Servers down", "Servers that could not.", f"count({up} == 0) or vector(0)", red=1),
                 figure(
                     "Below threshold",
                     "Servers with a batch whose last sample is below its threshold.",
                     f"count({below} > 0) or vector(0)",
+                    orange=1,
                 ),
                 figure(
                     "Up without a sample",
                     "Servers that are up and have no fresh sample of batch $batch.",
                     f"count({up} == 1 unless {RATIO}) or vector(0)",
+                    orange=1,
                 ),
                 figure(
                     "Exporters unreachable",
                     "Exporters that Prometheus could not scrape.",
                     f"count(max by (instance) ({scraped}) == 0) or vector(0)",
+                    red=1,
                 ),
                 figure(
                     "Median floor ratio",
@@ -78,19 +85,24 @@ def _servers() -> Row:
                         "model": "Model",
                         "quantization": "Quantization",
                         "state": "State",
+                        "ceiling": "Reference",
                     },
                     [
                         Column("Floor ratio", RATIO, "percentunit"),
                         Column("", f"{largest(ALL('server_state'), *KEY, 'state')} == 1"),
                         Column("", largest(ALL("model_info"), *KEY, "model", "quantization")),
                         Column("Threshold", largest(ALL("decode_floor_ratio_threshold", BATCH), *KEY), "percentunit"),
-                        Column("Samples below", largest(ALL("decode_below_threshold_samples", BATCH), *KEY), "short"),
+                        Column(
+                            "Samples below",
+                            largest(ALL("decode_below_threshold_samples", BATCH), *KEY),
+                            settings=BELOW,
+                        ),
                         Column("Rate", largest(ALL("decode_tokens_per_second", BATCH), *KEY), TOKENS_PER_SECOND),
                         Column("Step", largest(ALL("decode_step_seconds", BATCH), *KEY), "s"),
-                        Column("Reference ceiling", reference_ceiling(ALL, *KEY), "Bps"),
+                        Column("Reference ceiling", reference_ceiling(ALL, *KEY, "ceiling"), "Bps"),
                         Column("Age", age(ALL("probe_last_success_timestamp_seconds", BATCH), *KEY), "s"),
                     ],
-                    settings={"Server": {"links": [link]}},
+                    settings={"Server": {"links": [link]}, "State": {"mappings": STATES, **COLOURED}},
                 ),
             )
         ],
@@ -108,7 +120,10 @@ def _worst() -> Row:
                 bargauge(
                     "Lowest reference ceilings",
                     f"The {WORST} servers whose memory allows least: only more bandwidth or a smaller model helps.",
-                    now(f"bottomk({WORST}, {reference_ceiling(ALL, *KEY)})", "{{instance}} {{server}}"),
+                    now(
+                        f"bottomk({WORST}, {reference_ceiling(ALL, *KEY, 'ceiling')})",
+                        "{{instance}} {{server}}: {{ceiling}}",
+                    ),
                     unit="Bps",
                 ),
                 bargauge(

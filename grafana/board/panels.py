@@ -56,6 +56,21 @@ def fixed(colour: str) -> Json:
     return {"mode": "fixed", "fixedColor": colour}
 
 
+def limits(**colours: float) -> Json:
+    """The colour of plain text, and others from these values upwards, the smallest first."""
+    steps = [{"color": "text", "value": None}, *({"color": name, "value": value} for name, value in colours.items())]
+    return {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
+
+
+def yes_no(**colours: str) -> list[Json]:
+    """1 and 0 in words; the answer that is bad has a colour: `yes="red"`."""
+    answers = {str(n): {"text": word, "index": n} for n, word in enumerate(("no", "yes"))}
+    for answer in answers.values():
+        if (word := str(answer["text"])) in colours:
+            answer["color"] = colours[word]
+    return [{"type": "value", "options": answers}]
+
+
 def panel(
     kind: str,
     title: str,

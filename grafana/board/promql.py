@@ -10,9 +10,14 @@ from typing import Final
 
 from exporter.present.metric import PREFIX
 from exporter.present.metric_table import TABLE
+from exporter.roofline.snapshot import ServerState
 
 OF_THE_COLLECTOR: Final = frozenset({"exporter_build_info", "collector_errors_total"})
 _NAMES: Final = {metric.name for metric in TABLE} | OF_THE_COLLECTOR
+
+UP: Final = f"/^(?:{'|'.join(state for state in ServerState if state.up)})$/"
+DOWN: Final = f"/^(?:{'|'.join(state for state in ServerState if not state.up)})$/"
+"""Grafana's patterns for the states in which a server could, or could not, serve a user."""
 
 RATE: Final = "$__rate_interval"
 RANGE: Final = "$__range"
@@ -62,13 +67,5 @@ def label(expression: str, name: str, value: str) -> str:
 
 
 def reference_ceiling(scope: Scope, *by: str) -> str:
-    """The memory bandwidth that the floor uses, bytes/s.
-
-    No metric names the reference directly. It is the compute peak / ridge; where there is no compute peak, what a
-    sample was placed under, step bytes / floor; before the first sample, the default of the server's device.
-    """
-    peak = largest(scope("server_compute_peak_flops_per_second"), *by)
-    ridge = largest(scope("ridge_flops_per_byte"), *by)
-    placed_under = largest(f"{scope('model_step_bytes')} / {scope('decode_floor_seconds')}", *by)
-    default = largest(scope("ceiling_bytes_per_second", 'ceiling=~"read|sustained"'), *by)
-    return f"{peak} / {ridge} or {placed_under} or {default}"
+    """The memory bandwidth that the floor uses, bytes/s; its label `ceiling` names it."""
+    return largest(scope("reference_ceiling_bytes_per_second"), *by)

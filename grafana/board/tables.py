@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from board.panels import Json, named, panel, rows
+from board.panels import Json, limits, named, panel, rows
 
-YES_NO: Final = [
-    {
-        "type": "value",
-        "options": {"0": {"text": "no", "index": 0}, "1": {"text": "yes", "index": 1, "color": "orange"}},
-    }
-]
+COLOURED: Final[Json] = {"custom__cellOptions": {"type": "color-text"}}
+"""Settings of a column whose text has the colour of its value."""
+BELOW: Final[Json] = {**limits(orange=1, red=3), **COLOURED}
+"""The same for samples below the threshold: three in a row ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def table(
         unit="short",
         options={"showHeader": True, "cellHeight": "sm"},
         custom={"align": "auto", "cellOptions": {"type": "auto"}, "inspect": False},
-        defaults={"color": {"mode": "thresholds"}, "noValue": ""},
+        defaults={**limits(), "noValue": ""},
         overrides=[
             *(named(head, **properties) for head, properties in (settings or {}).items()),
             *(named(column.title, unit=column.unit, **column.settings) for column in columns if column.title),

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import yaml
+
+SHIPPED = Path(__file__).parent.parent / "deploy/prometheus"
+
 _T = TypeVar("_T")
 
 
@@ -157,3 +161,35 @@ def prometheus_running(
         wait_for("Prometheus", 30, lambda: get(f"{url}/-/ready"))
         yield Prometheus(url)
         process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def prometheus_as_shipped(
+    program: str,
+    target: str,
+    directory: Path,
+    *,
+    alertmanagers: Sequence[str] = (),
+    more_targets: Sequence[Mapping[str, Any]] = (),
+    more_jobs: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Prometheus]:
+    """A Prometheus with the shipped configuration and rules; of these, only addresses and intervals are ours.
+
+    Args:
+        program: The path of Prometheus.
+        target: The exporter's address, in place of the shipped one.
+        directory: For its files.
+        alertmanagers: Where alerts go, in place of the shipped address.
+        more_targets: What the shipped job scrapes beside it.
+        more_jobs: What is scraped beside the shipped job.
+    """
+    config = yaml.safe_load((SHIPPED / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(SHIPPED / name) for name in config["rule_files"]]
+    (job,) = config["scrape_configs"]
+    job["static_configs"] = [{"targets": [target]}, *more_targets]
+    config["scrape_configs"] += more_jobs
+    config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": list(alertmanagers)}]}]
+    # A resolved alert is told at once all the same; this keeps the rest brisk.
+    with prometheus_running(program, config, directory, "--rules.alert.resend-delay=1s") as prometheus:
+        yield prometheus

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
-import yaml
 from processes import (
     COMMAND,
+    SHIPPED,
     Exporter,
     Prometheus,
     exporter,
     free_port,
     get,
     llama,
-    prometheus_running,
+    prometheus_as_shipped,
     running,
     wait_for,
 )
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parent.parent
-SHIPPED = ROOT / "deploy/prometheus"
-RUNBOOK = ROOT / "docs/runbook.md"
+RUNBOOK = Path(__file__).parent.parent / "docs/runbook.md"
 CONFIG = """
 # On one CPU, and often: while other tests keep the machine busy, many passes are disturbed.
 bandwidth: {{interval: 15s, threads: 1}}
@@ -103,20 +101,6 @@ def alertmanager_running(program: str, directory: Path) -> Iterator[Alertmanager
         wait_for("Alertmanager", 30, lambda: get(f"{url}/-/ready"))
         yield Alertmanager(url)
         process.send_signal(signal.SIGTERM)
-
-
-@contextmanager
-def prometheus_as_shipped(program: str, target: str, alertmanager: str, directory: Path) -> Iterator[Prometheus]:
-    """A Prometheus with the shipped configuration and rules; only addresses and intervals are ours."""
-    config = yaml.safe_load((SHIPPED / "prometheus.yaml").read_text())
-    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config["rule_files"] = [str(SHIPPED / name) for name in config["rule_files"]]
-    (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [target]}]
-    config["alerting"]["alertmanagers"] = [{"static_configs": [{"targets": [alertmanager]}]}]
-    # A resolved alert is told at once all the same; this keeps the rest brisk.
-    with prometheus_running(program, config, directory, "--rules.alert.resend-delay=1s") as prometheus:
-        yield prometheus
 
 
 @contextmanager
@@ -210,7 +194,10 @@ def scene(
             alertmanager_running(alertmanager_program, directory) as manager,
             exporter(CONFIG.format(port=port, threshold=threshold), directory) as watching,
             prometheus_as_shipped(
-                prometheus, watching.url.removeprefix("http://"), manager.url.removeprefix("http://"), directory
+                prometheus,
+                watching.url.removeprefix("http://"),
+                directory,
+                alertmanagers=[manager.url.removeprefix("http://")],
             ) as scraper,
         ):
             found = Scene(server, watching, scraper, manager, threshold)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 
 from boards import filled_in, targets, variables
-from processes import get, wait_for
+from processes import get
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _SELECTOR = re.compile(r"\b(?:roofline_\w+|process_\w+|up|ALERTS)\{[^}]*\}")
 _LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
 SETTLED_SECONDS = 3.0
-SPAN_SECONDS = 45
+SPAN_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +53,6 @@ class Answers:
         self.url = url
         self.moment: float | None = None
 
-    @contextmanager
-    def at_one_moment(self, wanted: str) -> Iterator[None]:
-        """All questions are about the same moment, so that their answers agree: one at which `wanted` has a series."""
-        try:
-            wait_for(wanted, 120, lambda: self._settle(wanted))
-            yield
-        finally:
-            self.moment = None
-
     def _get(self, path: str, **parameters: str) -> Any:
         try:
             answer = json.loads(get(f"{self.url}/api/v1/{path}?{urlencode(parameters)}"))
@@ -70,10 +60,13 @@ class Answers:
             raise AssertionError(f"{error.read().decode()} for {parameters}") from error
         return answer["data"]
 
-    def _settle(self, wanted: str) -> list[Series]:
+    def settle(self, wanted: str) -> bool:
+        """Whether `wanted` had a series a moment ago; if so, everything is asked about that moment from now on."""
         # A little ago: a scrape of this very moment may still be on its way, and be there for the next question.
         self.moment = time.time() - SETTLED_SECONDS
-        return self.now(wanted)
+        if not self.now(wanted):
+            self.moment = None
+        return self.moment is not None
 
     def now(self, expression: str) -> list[Series]:
         """The instant vector: labels and value of each series."""
@@ -83,7 +76,7 @@ class Answers:
     def samples(self, expression: str) -> list[float]:
         """Every sample of the last moments, of every series."""
         end = self.moment or time.time()
-        data = self._get("query_range", query=expression, start=str(end - SPAN_SECONDS), end=str(end), step="5")
+        data = self._get("query_range", query=expression, start=str(end - SPAN_SECONDS), end=str(end), step="2")
         return [float(value) for series in data["result"] for _, value in series["values"]]
 
     def label_values(self, selector: str, label: str) -> list[str]:
@@ -96,25 +89,22 @@ class Answers:
         expression = filled_in(asked.expression, chosen)
         return self.samples(expression) if asked.over_time else [value for _, value in self.now(expression)]
 
-    def problems(
-        self, every: Iterable[Asked], choices: Sequence[Mapping[str, str]], may_be_empty: Mapping[str, str]
-    ) -> list[str]:
+    def problems(self, every: Iterable[Asked], choices: Sequence[Mapping[str, str]]) -> list[str]:
         """What is wrong with the queries, for whatever is chosen in the variables.
 
         A query must answer for one choice at least, and so must each selector in it, for an `or` can hide a name that
-        nobody exports. Every value must be finite. `may_be_empty` gives names of metrics that need not have happened.
+        nobody exports. Every value must be finite.
         """
         found = []
         for asked in every:
-            excused = any(name in asked.expression for name in may_be_empty)
             values = [value for chosen in choices for value in self.values(asked, chosen)]
-            if not values and not excused:
+            if not values:
                 found.append(f"{asked.where}: no data: {asked.expression}")
             if not all(map(isfinite, values)):
                 found.append(f"{asked.where}: not finite: {asked.expression}")
             for selector in set(_SELECTOR.findall(asked.expression)):
                 series = [s for chosen in choices for s in self.samples(filled_in(selector, chosen))]
-                if not series and not any(selector.startswith(name) for name in may_be_empty):
+                if not series:
                     found.append(f"{asked.where}: no series: {selector}")
         return found
 

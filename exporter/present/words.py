@@ -85,8 +85,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
 BYTES_SOURCES: Final[Mapping[BytesSource, str]] = {
     BytesSource.FILE: "Its bytes are exact, from the model file.",
     BytesSource.CONFIGURED: "Its bytes are the configured active_weight_bytes; its KV cache is not counted.",
-    BytesSource.SERVER: "Its bytes are the server's own sums over all tensors: an upper bound for the weights of a step,"
-    " and so is the floor; its KV cache is not counted.",
+    BytesSource.SERVER: "Its bytes are the server's own sums over all tensors: an upper bound for the weights of a"
+    " step, and so is the floor; its KV cache is not counted.",
 }
 """Where a model's bytes come from, as people are told."""
 

@@ -77,7 +77,7 @@ class HostWatch:
         return now - self._measured_at > FORCED_RUN_SECONDS
 
     def server_appeared(self) -> None:
-        """A server's process may be seen only now: its CPUs are measured soon, but not at every turn of one that flaps."""
+        """Has the CPUs of a server measured soon that may be seen only now; not at every turn of one that flaps."""
         soonest = self._clocks.monotonic()
         if self._measured_at is not None:
             soonest = max(soonest, self._measured_at + RETRY_SECONDS)

@@ -6,6 +6,7 @@ The state's line in the log says what went wrong in its own words; page and repo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -92,6 +93,12 @@ class Told:
         (line,) = [line for line in self.logs if line["event"] == "state"]
         return line
 
+    async def report(self) -> dict[str, Any]:
+        answer = await self.running.web.get("/api/v1/snapshot")
+        (found,) = json.loads(await answer.text())["servers"]
+        assert isinstance(found, dict)
+        return found
+
     async def everywhere(self) -> str:
         """Metrics, page and report."""
         await self.running.scrape()
@@ -118,6 +125,8 @@ async def tells(url: str, empty: Path, reason: Reason, detail: str, **keys: obje
         assert line["log_level"] == "warning"
         shown = " ".join((await told.everywhere()).replace("&#39;", "'").split())
         assert shown.count(REASONS[reason]) >= 1
+        assert shown.count(f"{REASONS[reason]} ({line['detail']}).") == 2, "page and report"
+        assert (await told.report())["state_detail"] == line["detail"]
         assert "secret" not in shown + str(told.logs)
 
 

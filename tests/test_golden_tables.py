@@ -69,7 +69,7 @@ def test_table_a_step_accounting_is_physical() -> None:
     """A2 reads 123 % of triad by per-token accounting at batch 4, and a quarter of that in fact."""
     point = place(sample(4, 554), A2, TABLE_A_ROOF)
     assert point.ceiling_ratio[CeilingSource.TRIAD] == pytest.approx(1.23 / 4, abs=0.005)
-    assert point.implausible is False
+    assert not point.implausible
 
 
 def test_table_a_step_intensity_crosses_the_ridge_at_batch_4() -> None:

@@ -244,6 +244,15 @@ def test_a_stale_sample_leaves_but_its_timestamp_and_counters_stay() -> None:
     assert value(series, "model_step_bytes", server="local", batch="4") == 600e6, "without a sample the cache is empty"
 
 
+def test_plausibility_is_absent_while_no_ceiling_is_known() -> None:
+    """0 would say that the sample was held against a ceiling."""
+    rich = snapshots.rich()
+    series = scrape(replace(rich, host=replace(rich.host, tracks={})))
+    told = {dict(labels)["server"] for name, labels in series if name == "roofline_decode_implausible"}
+    assert told == {"workstation"}, "a GPU's ceiling is its spec sheet's"
+    assert value(series, "decode_step_seconds", server="local", batch="1") > 0
+
+
 def test_an_implausible_sample_keeps_its_rates_and_loses_its_ratios() -> None:
     fast = replace(snapshots.cpu_server(), batches={1: BatchRecord(sample=snapshots.sample(1, 0.002), success=True)})
     series = scrape(Snapshot(snapshots.host(), (fast,)))

@@ -121,6 +121,15 @@ def test_budget_is_withheld_when_the_bytes_alone_take_longer_than_the_step() -> 
     assert not point.budget_seconds
 
 
+def test_nobody_knows_what_is_implausible_without_bytes_or_a_hard_ceiling() -> None:
+    model = Footprint(1e9, 1e9, BytesSource.SERVER)
+    read, triad = ({kernel: 100e9} for kernel in (Kernel.READ, Kernel.TRIAD))
+    assert place(sample(0.001), None, RoofPolicy().roof(read, None)).implausible is None
+    assert place(sample(0.001), model, RoofPolicy().roof({}, None)).implausible is None
+    assert place(sample(0.001), model, RoofPolicy().roof(triad, None)).implausible is None
+    assert place(sample(0.001), model, RoofPolicy().roof(read, None)).implausible is True
+
+
 def test_triad_may_be_exceeded_but_not_read() -> None:
     model = Footprint(1e9, 1e9, BytesSource.SERVER)
     roof = RoofPolicy(reference=CeilingSource.TRIAD).roof({Kernel.READ: 100e9, Kernel.TRIAD: 70e9}, None)

@@ -154,7 +154,7 @@ class Server:
         per_step = batch.get("decode_speculative_tokens_per_step", 1)
         found: Figures = {}
         if seconds is not None:
-            found |= {"decode_tokens_per_second": streams * per_step / seconds, "decode_implausible": 0}
+            found["decode_tokens_per_second"] = streams * per_step / seconds
             smaller = [b for b in self.measured if b < streams]
             if smaller:
                 before = self.measured[max(smaller)]
@@ -174,8 +174,9 @@ class Server:
             "decode_token_read_bytes_per_second": per_token,
             "decode_intensity_flops_per_byte": flops / read,
             "decode_flops_per_second": flops / seconds,
-            "decode_implausible": int(implausible),
         }
+        if self.hard is not None:
+            found["decode_implausible"] = int(implausible)
         for source, ceiling in self.ceilings.items():
             least = max(read / ceiling, flops / self.peak) if self.peak else read / ceiling
             found[f"decode_attainable_tokens_per_second.{source}"] = streams * per_step / least
@@ -261,7 +262,7 @@ class Server:
             doubt = disturbed(one) or disturbed(derived[largest]) or faster(one, derived[largest])
             if self.peak and self.footprint is not None:
                 share = derived[largest]["decode_flops_per_second"] / self.peak
-        above = [b["decode_step_bytes_per_second"] for b in derived.values() if b["decode_implausible"]]
+        above = [b["decode_step_bytes_per_second"] for b in derived.values() if b.get("decode_implausible")]
         intensities = {b: v["decode_intensity_flops_per_byte"] for b, v in derived.items() if self.footprint}
         crossed = [b for b, intensity in intensities.items() if self.ridge and intensity > self.ridge]
         evidence |= {

@@ -12,13 +12,13 @@ import psutil
 
 from exporter.measure.answers import Props
 from exporter.measure.listing import told_sleep
-from exporter.measure.whose import _listener
+from exporter.measure.whose import listener_of
 
 
 def seen_sleep(url: str, proc: Path = Path("/proc")) -> float | None:
     """What the process that listens at the URL was told, if it is seen; looks at every process of this namespace."""
     try:
-        pid = _listener(url, proc)
+        pid = listener_of(url, proc)
         return None if pid is None else told_sleep(psutil.Process(pid).cmdline())
     except (psutil.Error, OSError):
         return None

@@ -51,7 +51,7 @@ def measured_cpus(
 def _affinity(url: str, proc: Path) -> tuple[int, ...] | None:
     """The CPUs of the process that listens at the URL; None when it is not seen."""
     try:
-        pid = _listener(url, proc)
+        pid = listener_of(url, proc)
         process = None if pid is None else psutil.Process(pid)
         if process is None or process.name() in FORWARDERS:
             return None
@@ -60,8 +60,8 @@ def _affinity(url: str, proc: Path) -> tuple[int, ...] | None:
         return None
 
 
-def _listener(url: str, proc: Path) -> int | None:
-    """The process that listens at the URL, if it runs in this network namespace."""
+def listener_of(url: str, proc: Path) -> int | None:
+    """The process that listens at the URL, if it is seen in this network namespace."""
     if url.startswith("unix:"):
         return owner(proc, unix_sockets(proc, url.removeprefix("unix:")))
     parts = urlsplit(url)

@@ -301,7 +301,8 @@ DECODE: Final = (
     ),
     of_point(
         "decode_implausible",
-        f"1 if the step bytes/s exceed what the ceiling allows: ratios and budget are withheld. {_CACHED}",
+        "1 if the step bytes/s exceed what the ceiling allows, and ratios and budget are withheld, else 0; absent while"
+        f" bytes or ceiling are not known. {_CACHED}",
         lambda p: p.implausible,
     ),
     of_record(

@@ -77,7 +77,8 @@ def server_lines(s: ServerView) -> Iterable[str]:
     server = s.server
     why = REASONS[server.state_reason] if server.state_reason else STATES[server.state]
     slots = f", {server.slots} slot{'s' if server.slots != 1 else ''}" if server.slots else ""
-    yield f"{server.state.capitalize()}{slots}: {why}."
+    detail = f" ({server.state_detail})" if server.state_detail else ""
+    yield f"{server.state.capitalize()}{slots}: {why}{detail}."
     if (model := server.model) is not None:
         facts = [
             model.quantization,

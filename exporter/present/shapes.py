@@ -100,6 +100,7 @@ def _server(view: View, s: ServerView) -> JsonObject:
         "server": s.server.name,
         "state": s.server.state,
         "state_reason": s.server.state_reason,
+        **({"state_detail": s.server.state_detail} if s.server.state_detail else {}),
         "model": model,
         "footprint": _footprint(s.server.model.footprint if s.server.model else None),
         "reference": s.roof.reference,

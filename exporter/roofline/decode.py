@@ -51,7 +51,11 @@ class DecodeSample:
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """A sample with everything that follows from it; what cannot be known is None or absent."""
+    """A sample with everything that follows from it; what cannot be known is None or absent.
+
+    Attributes:
+        implausible: Whether the step bytes/s exceed what the memory can do; None where that is not known.
+    """
 
     sample: DecodeSample
     step_bytes: float | None = None
@@ -65,7 +69,7 @@ class DecodePoint:
     flops_per_second: float | None = None
     attainable_tokens_per_second: Mapping[CeilingSource, float] = field(default_factory=dict)
     budget_seconds: Mapping[Part, float] = field(default_factory=dict)
-    implausible: bool = False
+    implausible: bool | None = None
 
 
 def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> DecodePoint:
@@ -85,7 +89,7 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
         roof.reference_bytes_per_second,
         roof.compute_flops_per_second,
     )
-    implausible = hard is not None and step_rate > IMPLAUSIBLE_RATIO * hard
+    implausible = None if hard is None else step_rate > IMPLAUSIBLE_RATIO * hard
     shown = {} if implausible else roof.ceilings
     floor = None if reference is None else work.bytes / reference
     return DecodePoint(

@@ -117,6 +117,7 @@ class Server:
         interval_seconds: The effective probe interval: the configured one, or longer for the duty cycle's sake.
         check_interval_seconds: The health interval.
         checked_at: When the state was last found out, monotonic seconds.
+        state_detail: How `state_reason` came, in the words of TLS, HTTP or the system; may be empty.
         succeeded: Probes that gave a sample.
         counts: Probes failed or rejected, and probes skipped, by reason.
         live: Users' own traffic; None while none was measured.
@@ -131,6 +132,7 @@ class Server:
     batches: Mapping[int, BatchRecord]
     state: ServerState = ServerState.UNREACHABLE
     state_reason: Reason | None = None
+    state_detail: str = ""
     slots: int | None = None
     model: Model | None = None
     succeeded: int = 0
@@ -246,7 +248,7 @@ def _compute(host: Host, now: float) -> ComputePeak | None:
 def view_server(server: Server, roof: Roof, now: float) -> ServerView:
     """The server's samples that are not stale at `now`, placed under its roof."""
     if now - server.checked_at > STALE_INTERVALS * server.check_interval_seconds + CHECK_SECONDS:
-        server = replace(server, state=ServerState.UNREACHABLE, state_reason=None)
+        server = replace(server, state=ServerState.UNREACHABLE, state_reason=None, state_detail="")
     lifetime = STALE_INTERVALS * server.interval_seconds
     footprint = server.model.footprint if server.model else None
     points = {

@@ -49,6 +49,7 @@ def with_sample(server: Server, sample: DecodeSample, roof: Roof, seconds: float
         server,
         state=ServerState.READY,
         state_reason=None,
+        state_detail="",
         succeeded=server.succeeded + 1,
         batches={**server.batches, sample.batch: new},
     )
@@ -99,6 +100,7 @@ def carried_over(new: Server, old: Server, *, same: bool) -> Server:
         batches=batches,
         state=old.state,
         state_reason=old.state_reason,
+        state_detail=old.state_detail,
         checked_at=old.checked_at,
         slots=old.slots,
         model=old.model,

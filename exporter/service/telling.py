@@ -7,12 +7,12 @@ from exporter.roofline.decode import DecodePoint
 from exporter.roofline.snapshot import Server
 
 
-def tell_state(log: structlog.typing.FilteringBoundLogger, now: Server, was: Server, words: str = "") -> None:
+def tell_state(log: structlog.typing.FilteringBoundLogger, now: Server, was: Server) -> None:
     """One line when the state or its reason has changed, with what went wrong in its own words, and the remedy."""
     if (now.state, now.state_reason) == (was.state, was.state_reason):
         return
     why = now.state_reason
-    told = {} if why is None else {"reason": why.value, "detail": words, "means": REASONS[why]}
+    told = {} if why is None else {"reason": why.value, "detail": now.state_detail, "means": REASONS[why]}
     tell = log.info if now.state.up else log.warning
     tell("state", state=now.state.value, was=was.state.value, **{key: text for key, text in told.items() if text})
 

@@ -187,7 +187,8 @@ class ServerWatch:
         state = live_state(was.state, users=users, stalled=stalled)
         self.record = replace(self.record, live=sample or was.live)
         if state is not was.state:
-            self.record = replace(self.record, state=state, state_reason=Reason.TIMEOUT if stalled else None)
+            why = Reason.TIMEOUT if stalled else None
+            self.record = replace(self.record, state=state, state_reason=why, state_detail="")
             self._welcome(was.state)
             tell_state(self._log, self.record, was)
 
@@ -231,7 +232,8 @@ class ServerWatch:
         state = checked_state(answer, was.state, stalled=self._stalled)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
-            self.record = replace(self.record, state=state, state_reason=answer)
+            words = self.probe.client.words(answer)
+            self.record = replace(self.record, state=state, state_reason=answer, state_detail=words)
             if answer is Reason.SLEEPING:
                 self.probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
@@ -245,14 +247,22 @@ class ServerWatch:
                 # It looks well, but the last probe found that it does not generate.
                 state = ServerState.UNSUPPORTED
             why = Reason.TIMEOUT if state is ServerState.STALLED else self._cannot
-            self.record = replace(self.record, state=state, state_reason=why, slots=answer.props.slots, model=model)
+            detail = self.record.state_detail if self._cannot is not None else ""
+            self.record = replace(
+                self.record,
+                state=state,
+                state_reason=why,
+                state_detail=detail,
+                slots=answer.props.slots,
+                model=model,
+            )
             self._identity = answer
             self.probe.manners.see_sleep(sleeping=answer.props.sleeping)
             self._welcome(was.state)
             if was.state is ServerState.SLEEPING and state is not was.state:
                 # Somebody woke it: this may be the only time to probe it before it sleeps again.
                 self.rounds.hurry()
-        tell_state(self._log, self.record, was, self.probe.client.words(answer) if isinstance(answer, Reason) else "")
+        tell_state(self._log, self.record, was)
 
     def _welcome(self, was: ServerState) -> None:
         """A server that is back is probed at once, where the last probe failed."""
@@ -272,12 +282,12 @@ class ServerWatch:
         if users:
             self.record = with_users(self.record, 0.0 if self._busy_at is None else now - self._busy_at)
         self._busy_at = now if users else None
+        words = self.probe.client.words(reason)
         if reason in _CANNOT:
             self._cannot = reason
-            self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason)
+            self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason, state_detail=words)
         self.record = with_reason(self.record, batch, reason, seconds)
         self.rounds.took(reason)
-        words = self.probe.client.words(reason)
         detail = {"detail": words} if words else {}
         self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3), **detail)
 

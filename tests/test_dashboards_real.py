@@ -13,7 +13,7 @@ import pytest
 import transforms
 from answers import asked_by
 from board.roofline import INTENSITIES
-from boards import FILES, filled_in, load, names_of, panels, variables
+from boards import FILES, filled_in, load, names_of, panels, targets, variables
 from scene import BATCHES, Scene, set_up
 
 if TYPE_CHECKING:
@@ -34,12 +34,22 @@ every_board = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 @every_board
 def test_every_query_answers(scene: Scene, path: Path) -> None:
-    assert scene.answers.problems(asked_by(load(path)), scene.choices(path.stem)) == []
+    found = scene.answers.problems(asked_by(load(path)), scene.choices(path.stem))
+    assert found == [], "\n".join(found)
 
 
 @every_board
 def test_every_variable_has_values(scene: Scene, path: Path) -> None:
     assert scene.answers.unanswered_variables(load(path), scene.choices(path.stem)[0]) == []
+
+
+@every_board
+def test_every_legend_names_labels_that_the_answers_have(scene: Scene, path: Path) -> None:
+    for panel, target in targets(load(path)):
+        named = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
+        for chosen in scene.choices(path.stem):
+            for labels, _ in scene.answers.now(filled_in(target["expr"], chosen)):
+                assert named <= set(labels), panel["title"]
 
 
 def test_what_others_export_is_not_counted(scene: Scene) -> None:
@@ -191,6 +201,8 @@ def test_the_fleet_has_a_row_for_each_server_lowest_ratio_first(scene: Scene) ->
     (frame,) = table.frames
     assert len(set(zip(frame["Instance"], frame["Server"], strict=True))) == len(frame["Server"]) == 6
     assert dict(zip(frame["Server"], frame["State"], strict=True))["down"] == "unreachable"
+    references = dict(zip(frame["Server"], frame["Reference"], strict=True))
+    assert references == {"cpu": "read", "gpu": "sustained", "down": "read"}
     ratios = frame["Floor ratio"][:4]
     assert ratios == sorted(ratios)
     assert frame["Floor ratio"][4:] == [None, None], "servers without a sample come last"

@@ -195,8 +195,7 @@ SERVERS: Final = (
     of_server_by(
         "ceiling",
         "reference_ceiling_bytes_per_second",
-        "Reference: the ceiling that the server's floor uses, bytes/s; the label tells which one it is (read, triad,"
-        f" sustained, peak). {_HOST_CACHED}",
+        f"Reference: the ceiling that the floor uses (read, triad, sustained or peak), bytes/s. {_HOST_CACHED}",
         lambda s: [(s.roof.reference, s.roof.reference_bytes_per_second)],
     ),
     of_server_by(
@@ -342,11 +341,7 @@ LIVE: Final = (
 )
 
 EXPORTER: Final = (
-    of_server(
-        "probes_total",
-        "Decode probes made: succeeded, failed and rejected ones.",
-        lambda s: s.server.probes,
-    ),
+    of_server("probes_total", "Decode probes made: succeeded, failed and rejected ones.", lambda s: s.server.probes),
     of_server_by(
         "reason",
         "probe_failures_total",
@@ -366,11 +361,7 @@ EXPORTER: Final = (
         _counts(Outcome.SKIPPED),
     ),
     of_record("probe_success", "1 if the last probe gave a sample, else 0.", lambda record: bool(record.success)),
-    of_record(
-        "probe_duration_seconds",
-        "Duration of the last probe, seconds.",
-        lambda record: record.duration_seconds,
-    ),
+    of_record("probe_duration_seconds", "Duration of the last probe, seconds.", lambda record: record.duration_seconds),
     of_record(
         "probe_last_success_timestamp_seconds",
         "Unix time of the last probe that gave a sample, seconds; 0 before the first.",

@@ -5,18 +5,23 @@ No cluster runs here: the manifests are checked, not applied.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import prometheus_rule
 import pytest
 import yaml
+from processes import get, prometheus_running, wait_for
 
 from exporter.config import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -126,6 +131,61 @@ def test_the_pod_monitor_finds_the_sidecar_and_the_rules_find_its_job() -> None:
     assert re.fullmatch(pattern, job)
 
 
+def as_prometheus_does(relabelings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules of a PodMonitor as the operator writes them into Prometheus' configuration."""
+    return [{re.sub(r"[A-Z]", lambda c: f"_{c[0].lower()}", key): rule[key] for key in rule} for rule in relabelings]
+
+
+def operator_relabelings() -> list[dict[str, Any]]:
+    """Those of the PodMonitor, after the operator's own."""
+    (endpoint,) = load("podmonitor")["spec"]["podMetricsEndpoints"]
+    own = [
+        {"source_labels": [f"__meta_kubernetes_{name}"], "target_label": label}
+        for name, label in (("namespace", "namespace"), ("pod_name", "pod"), ("pod_container_name", "container"))
+    ]
+    keep = {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": endpoint["port"], "action": "keep"}
+    return [keep, *own, *as_prometheus_does(endpoint["relabelings"])]
+
+
+def plain_relabelings() -> list[dict[str, Any]]:
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/prometheus-kubernetes.yaml").read_text())["scrape_configs"]
+    found: list[dict[str, Any]] = job["relabel_configs"]
+    return found
+
+
+def discovered(address: str, pod: str, node: str, port: str = "metrics") -> dict[str, Any]:
+    """A target as Prometheus discovers it in Kubernetes."""
+    meta = {"namespace": "llama", "pod_name": pod, "pod_node_name": node, "pod_phase": "Running"}
+    meta |= {"pod_container_name": "roofline-exporter", "pod_container_port_name": port}
+    return {"targets": [address], "labels": {f"__meta_kubernetes_{key}": value for key, value in meta.items()}}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("relabelings", [operator_relabelings, plain_relabelings], ids=["operator", "plain"])
+def test_a_pod_that_keeps_its_name_keeps_its_series_and_no_two_share_them(
+    prometheus: str, relabelings: Callable[[], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Addresses change at each start; two pods on one node stay two, and a pod on another node is another machine."""
+    pods = [
+        discovered("127.0.0.1:1", "llama-0", "node-a"),
+        discovered("127.0.0.1:2", "llama-1", "node-a"),
+        discovered("127.0.0.1:3", "llama-2", "node-b"),
+        discovered("127.0.0.1:4", "llama-2", "node-b", port="http"),
+    ]
+    scrape = {"job_name": "roofline", "relabel_configs": relabelings(), "static_configs": pods}
+    with prometheus_running(prometheus, {"scrape_configs": [scrape]}, tmp_path) as running:
+        targets = wait_for(
+            "targets", 10, lambda: json.loads(get(f"{running.url}/api/v1/targets"))["data"]["activeTargets"]
+        )
+    labels = {target["discoveredLabels"]["__address__"]: target["labels"] for target in targets}
+    assert sorted(labels) == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], "the server's own port is no target"
+    assert [labels[address]["instance"] for address in sorted(labels)] == [f"llama/llama-{n}" for n in range(3)]
+    assert [labels[address]["node"] for address in sorted(labels)] == ["node-a", "node-a", "node-b"]
+    for address, found in labels.items():
+        assert found["pod"] == found["instance"].removeprefix("llama/")
+        assert address not in found.values()
+
+
 def test_the_network_policy_lets_users_and_prometheus_in_and_nothing_out() -> None:
     policy = load("networkpolicy")["spec"]
     labels = load("deployment")["spec"]["template"]["metadata"]["labels"]
@@ -153,7 +213,29 @@ def test_the_generator_adds_labels_and_makes_links_absolute(capsys: pytest.Captu
     assert all(link.startswith("https://wiki.example.com/docs/runbook.md#") for link in links)
 
 
-def test_the_generator_refuses_a_label_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_generator_prints_the_rules_file_with_absolute_links(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its comments too; without a base, the file as it is."""
+    rules = prometheus_rule.RULES.read_text()
+    prometheus_rule.main(["--plain"])
+    assert capsys.readouterr().out == rules
+    prometheus_rule.main(["--plain", "--runbook-base", "https://wiki.example.com/roofline"])
+    linked = capsys.readouterr().out
+    assert linked.replace("https://wiki.example.com/roofline/docs/", "docs/") == rules
+    links = [rule["annotations"]["runbook_url"] for g in yaml.safe_load(linked)["groups"] for rule in g["rules"]]
+    assert all(link.startswith("https://wiki.example.com/roofline/docs/runbook.md#") for link in links)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--label", "release"], "'release' is not KEY=VALUE"),
+        (["--runbook-base", "wiki/roofline"], "'wiki/roofline' is no address"),
+        (["--plain", "--label", "release=prometheus"], "a plain rules file has no labels"),
+    ],
+)
+def test_the_generator_refuses_what_it_cannot_do(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        prometheus_rule.main(["--label", "release"])
-    assert "'release' is not KEY=VALUE" in capsys.readouterr().err
+        prometheus_rule.main(arguments)
+    assert problem in capsys.readouterr().err

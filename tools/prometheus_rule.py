@@ -5,9 +5,11 @@
 
 A test holds the committed file equal to this program's output. `--label release=prometheus` adds what your operator's
 ruleSelector looks for; `--runbook-base https://wiki.example.com/roofline/` makes the runbook's links absolute.
+`--plain` prints the rules file itself, for a Prometheus without the operator.
 """
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,17 +33,18 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def prometheus_rule(rules: str, labels: Mapping[str, str], runbook_base: str = "") -> str:
+def linked(rules: str, runbook_base: str) -> str:
+    """The text of a rules file with this before every `runbook_url`; what else is in it, comments too, stays."""
+    return re.sub(r"^( +runbook_url: )", lambda key: key[1] + runbook_base, rules, flags=re.MULTILINE)
+
+
+def prometheus_rule(rules: str, labels: Mapping[str, str]) -> str:
     """The manifest.
 
     Args:
         rules: The text of a Prometheus rules file.
         labels: Labels of the PrometheusRule, besides its name.
-        runbook_base: Put before every `runbook_url`.
     """
-    groups = yaml.safe_load(rules)["groups"]
-    for rule in (rule for group in groups for rule in group["rules"]):
-        rule["annotations"]["runbook_url"] = runbook_base + rule["annotations"]["runbook_url"]
     manifest = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -49,7 +52,7 @@ def prometheus_rule(rules: str, labels: Mapping[str, str], runbook_base: str = "
             "name": "roofline-exporter",
             "labels": {"app.kubernetes.io/name": "roofline-exporter", **labels},
         },
-        "spec": {"groups": groups},
+        "spec": {"groups": yaml.safe_load(rules)["groups"]},
     }
     return _HEADER + yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
@@ -61,13 +64,23 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _base(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s\"'#]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write one like https://git.example.com/roofline/")
+    return text.rstrip("/") + "/"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the manifest."""
+    """Prints the manifest, or the rules file."""
     parser = argparse.ArgumentParser(description="Print deploy/prometheus/rules.yaml as a PrometheusRule.")
     parser.add_argument("--label", type=_label, action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--runbook-base", default="", metavar="URL")
+    parser.add_argument("--runbook-base", type=_base, metavar="URL", help="where the repository's docs/ is to be found")
+    parser.add_argument("--plain", action="store_true", help="print the rules file, not a PrometheusRule")
     options = parser.parse_args(arguments)
-    print(prometheus_rule(RULES.read_text(encoding="utf-8"), dict(options.label), options.runbook_base), end="")
+    if options.plain and options.label:
+        parser.error("--label: a plain rules file has no labels of its own; leave it out, or --plain")
+    rules = linked(RULES.read_text(encoding="utf-8"), options.runbook_base or "")
+    print(rules if options.plain else prometheus_rule(rules, dict(options.label)), end="")
 
 
 if __name__ == "__main__":

@@ -218,10 +218,10 @@ def test_the_rules_are_evaluated_without_an_error(scene: Scene) -> None:
         groups = json.loads(get(f"{scene.prometheus.url}/api/v1/rules"))["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    assert len(rules()) == 11
+    assert len(rules()) == 13
     # The groups with an interval of their own first run up to a minute, or 5, after the start; no error shows before.
     evaluated = [rule for rule in rules() if rule["health"] != "unknown"]
-    assert len(evaluated) >= 9
+    assert len(evaluated) >= 11
     assert {rule["health"] for rule in evaluated} == {"ok"}
     ringing = {rule["name"] for rule in evaluated if rule["state"] == "firing"}
     assert ringing <= {"CeilingDropped", "DecodeBelowFloor"}, "a busy machine may ring these"
@@ -257,6 +257,11 @@ CPU_READ = {"kernel": "read", "threads": "all"}
     [
         ("CeilingDropped", "DecodeBelowFloor", {**HOST, **CPU_READ}),
         ("CeilingDropped", "DecodeRegressed", {**HOST, **CPU_READ}),
+        ("CeilingDropped", "LiveBelowFloor", {**HOST, **CPU_READ}),
+        ("ServerDown", "LiveBelowFloor", SERVER),
+        ("ServerDown", "FloorUnknown", SERVER),
+        ("DecodeStalled", "LiveBelowFloor", SERVER),
+        ("DecodeBelowFloor", "LiveBelowFloor", {**SERVER, "batch": "1"}),
         ("ServerDown", "DecodeBelowFloor", SERVER),
         ("ServerDown", "DecodeRegressed", SERVER),
         ("ServerDown", "ProbesFailing", SERVER),

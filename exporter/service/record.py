@@ -9,6 +9,11 @@ from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import BatchRecord, Server, ServerState
 
 
+def with_state(server: Server, state: ServerState, reason: Reason | None = None, detail: str = "") -> Server:
+    """The server is in this state, for this reason, which came like this."""
+    return replace(server, state=state, state_reason=reason, state_detail=detail)
+
+
 def with_reason(server: Server, batch: int, reason: Reason, seconds: float) -> Server:
     """A batch that gave no sample, after `seconds`; where nothing was probed, the last probe's result stands."""
     old = server.batches[batch]
@@ -27,7 +32,7 @@ def with_failure(server: Server, reason: Reason) -> Server:
 def with_users(server: Server, seconds: float) -> Server:
     """Users were there for `seconds` more: that time does not age the samples."""
     spared = {b: replace(r, busy_seconds=r.busy_seconds + seconds) for b, r in server.batches.items()}
-    return replace(server, state=ServerState.BUSY, batches=spared)
+    return replace(with_state(server, ServerState.BUSY), batches=spared)
 
 
 def with_sample(server: Server, sample: DecodeSample, roof: Roof, seconds: float, unix: float) -> Server:
@@ -45,14 +50,8 @@ def with_sample(server: Server, sample: DecodeSample, roof: Roof, seconds: float
         threshold=old.threshold,
         below_threshold_samples=below,
     )
-    return replace(
-        server,
-        state=ServerState.READY,
-        state_reason=None,
-        state_detail="",
-        succeeded=server.succeeded + 1,
-        batches={**server.batches, sample.batch: new},
-    )
+    batches = {**server.batches, sample.batch: new}
+    return replace(with_state(server, ServerState.READY), succeeded=server.succeeded + 1, batches=batches)
 
 
 def placed(server: Server, sample: DecodeSample, roof: Roof) -> DecodePoint:

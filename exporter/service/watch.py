@@ -26,6 +26,7 @@ from exporter.service.record import (
     with_failure,
     with_reason,
     with_sample,
+    with_state,
     with_users,
     without_samples,
 )
@@ -187,8 +188,7 @@ class ServerWatch:
         state = live_state(was.state, users=users, stalled=stalled)
         self.record = replace(self.record, live=sample or was.live)
         if state is not was.state:
-            why = Reason.TIMEOUT if stalled else None
-            self.record = replace(self.record, state=state, state_reason=why, state_detail="")
+            self.record = with_state(self.record, state, Reason.TIMEOUT if stalled else None)
             self._welcome(was.state)
             tell_state(self._log, self.record, was)
 
@@ -232,8 +232,7 @@ class ServerWatch:
         state = checked_state(answer, was.state, stalled=self._stalled)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
-            words = self.probe.client.words(answer)
-            self.record = replace(self.record, state=state, state_reason=answer, state_detail=words)
+            self.record = with_state(self.record, state, answer, self.probe.client.words(answer))
             if answer is Reason.SLEEPING:
                 self.probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
@@ -248,14 +247,8 @@ class ServerWatch:
                 state = ServerState.UNSUPPORTED
             why = Reason.TIMEOUT if state is ServerState.STALLED else self._cannot
             detail = self.record.state_detail if self._cannot is not None else ""
-            self.record = replace(
-                self.record,
-                state=state,
-                state_reason=why,
-                state_detail=detail,
-                slots=answer.props.slots,
-                model=model,
-            )
+            found = replace(self.record, slots=answer.props.slots, model=model)
+            self.record = with_state(found, state, why, detail)
             self._identity = answer
             self.probe.manners.see_sleep(sleeping=answer.props.sleeping)
             self._welcome(was.state)
@@ -285,7 +278,7 @@ class ServerWatch:
         words = self.probe.client.words(reason)
         if reason in _CANNOT:
             self._cannot = reason
-            self.record = replace(self.record, state=ServerState.UNSUPPORTED, state_reason=reason, state_detail=words)
+            self.record = with_state(self.record, ServerState.UNSUPPORTED, reason, words)
         self.record = with_reason(self.record, batch, reason, seconds)
         self.rounds.took(reason)
         detail = {"detail": words} if words else {}

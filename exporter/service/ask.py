@@ -1,14 +1,18 @@
-"""Asking a running exporter, with the standard library alone: a health check must cost next to nothing."""
+"""Asking a running exporter, with the standard library alone: a health check must cost next to nothing.
+
+No proxy is asked, whatever the environment names: the exporter is near, and Docker sets `http_proxy` in containers.
+"""
 
 import json
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 STATUS_HEADER: Final = "X-Roofline-Report-Status"
 """Carries the exit status that `report` would have, so that `report --url` can have it too."""
 _TIMEOUT: Final = 10.0
+_REMEDY: Final = "write it as http://HOST:PORT"
 _GLANCE_TIMEOUT: Final = 1.0
 """For a question whose answer is welcome but not needed."""
 
@@ -39,23 +43,26 @@ def fetch_report(url: str, form: str) -> tuple[str, int]:
     Raises:
         AskError: Nothing answers there, or not a roofline-exporter.
     """
+    # What may hold a password is not repeated.
     if not url.startswith(("http://", "https://")):
-        raise AskError(f"--url {url}: write it as http://HOST:PORT")
+        raise AskError(f"--url is no http address; {_REMEDY}")
+    if set("@?#") & set(url):
+        raise AskError(f"--url takes no user, query or fragment; {_REMEDY}")
     base = url.rstrip("/").removesuffix("/api/v1/snapshot").removesuffix("/metrics").rstrip("/")
     try:
-        host = urlsplit(base).hostname
+        parts = urlsplit(base)
+        host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
     if not host:
-        raise AskError(f"--url {url}: names no host; write it as http://HOST:PORT")
+        raise AskError(f"--url {url}: names no host, or a port that is none; {_REMEDY}")
     address = base + "/api/v1/snapshot"
     try:
-        # The scheme is checked above.
-        with urllib.request.urlopen(f"{address}?{urlencode({'format': form})}", timeout=_TIMEOUT) as answer:  # noqa: S310
-            status, text = answer.headers.get(STATUS_HEADER), answer.read().decode()
-    except (OSError, ValueError) as error:
-        raise AskError(f"{address}: {error}; does an exporter run there?") from error
-    if status is None:
+        with _open(f"{address}?{urlencode({'format': form})}", _TIMEOUT) as answer:
+            status, text = answer.headers.get(STATUS_HEADER, ""), answer.read().decode()
+    except (OSError, HTTPException, ValueError) as error:
+        raise AskError(f"{address}: {_why(error)}; does an exporter run there?") from error
+    if not status.isdecimal():
         raise AskError(f"{address}: this is not a roofline-exporter")
     return text, int(status)
 
@@ -64,23 +71,37 @@ def ask_health(address: tuple[str, int]) -> str | None:
     """Why the exporter listening at the address is not healthy, or None."""
     url = f"http://{_authority(address)}/-/healthy"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT):
+        with _open(url, _TIMEOUT):
             return None
-    except (OSError, ValueError) as error:
-        return f"{url}: {error}"
+    except (OSError, HTTPException, ValueError) as error:
+        return f"{url}: {_why(error)}"
 
 
 def ask_read_ceiling(address: tuple[str, int]) -> float | None:
     """This machine's read ceiling, bytes/s, from the exporter listening at the address; None where it tells none."""
     url = f"http://{_authority(address)}/api/v1/snapshot"
     try:
-        with urllib.request.urlopen(url, timeout=_GLANCE_TIMEOUT) as answer:
+        with _open(url, _GLANCE_TIMEOUT) as answer:
             found = json.load(answer)["host"]["memory_bandwidth"] if STATUS_HEADER in answer.headers else []
             rates = [m["best_bytes_per_second"] for m in found if (m["kernel"], m["threads"]) == ("read", "all")]
             return float(rates[0]) if rates else None
     except (OSError, HTTPException, ValueError, LookupError, TypeError):
         # Anything may listen there; what does not answer as an exporter is none.
         return None
+
+
+def _open(url: str, timeout: float) -> HTTPResponse:
+    """Asks that address, and no proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    answer: HTTPResponse = opener.open(url, timeout=timeout)
+    return answer
+
+
+def _why(error: Exception) -> str:
+    """The error in one line: what answers there may say anything."""
+    said = str(error).strip() or type(error).__name__
+    said = said if said.isprintable() else ascii(said)
+    return f"no answer in HTTP: {said}" if isinstance(error, HTTPException) else said
 
 
 def _authority(address: tuple[str, int]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from gguf_files import DENSE, EXPERTS, write_model
+from structlog.testing import capture_logs
 
 from exporter.measure.answers import Props
 from exporter.measure.gguf import read_gguf
@@ -88,6 +89,30 @@ async def test_a_broken_file_is_no_obstacle(tmp_path: Path) -> None:
     model = await ModelReader(ModelHints(gguf=broken)).describe(PROPS, ModelSize(4000, 1000, None, ""))
     assert model.footprint
     assert model.footprint.source is BytesSource.SERVER
+
+
+async def test_what_cannot_be_used_is_told_once_for_each_change(tmp_path: Path) -> None:
+    """A model is described at every health check and probe, thousands of times a day."""
+    path, size = tmp_path / "page.gguf", ModelSize(4000, 1000, None, "")
+    reader = ModelReader(ModelHints(gguf=path, active_weight_bytes=1001), "local")
+
+    async def told() -> list[str]:
+        with capture_logs() as logs:
+            for _ in range(3):
+                await reader.describe(PROPS, size)
+        assert all((line["log_level"], line["server"]) == ("warning", "local") for line in logs)
+        return [str(line.get("problem", line.get("whole"))) for line in logs]
+
+    missing, whole = await told()
+    assert str(path) in missing
+    assert whole == "1000"
+    path.write_text("<html>404</html>")
+    (broken,) = await told()
+    assert broken != missing
+    size = replace(size, weight_bytes=900)
+    assert await told() == ["900"]
+    path.unlink()
+    assert await told() == [missing]
 
 
 async def test_cache_types_reach_the_footprint(dense: Path) -> None:

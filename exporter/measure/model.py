@@ -33,21 +33,38 @@ class ModelHints:
 
 
 class ModelReader:
-    """Describes one server's model; a file is read again only when it changed."""
+    """Describes one server's model; a file is read again only when it changed.
 
-    def __init__(self, hints: ModelHints) -> None:
+    Args:
+        hints: What the configuration says about the model.
+        server: The server's name, for the log.
+    """
+
+    def __init__(self, hints: ModelHints, server: str = "") -> None:
         self._hints = hints
         self._known: tuple[object, GgufHeader | GgufProblem] | None = None
+        self._log = log.bind(server=server)
+        self._told: dict[str, str | int | None] = {}
 
     async def describe(self, props: Props, size: ModelSize) -> Model:
         """The model, with its footprint from the best source that there is: file, configuration, server."""
         path = self._hints.gguf or _visible(props.path)
         header = None if path is None else await asyncio.to_thread(self._header, path)
+        problem = None
         if isinstance(header, GgufProblem):
-            if self._hints.gguf is not None:
-                log.warning("the model's file cannot be used", problem=header.message)
-            header = None
-        return describe(props, size, header, self._hints)
+            problem, header = header.message if self._hints.gguf else None, None
+        self._tell_once("the model's file cannot be used: its bytes come from elsewhere", "problem", problem)
+        model = describe(props, size, header, self._hints)
+        by_server = model.footprint is not None and model.footprint.source is BytesSource.SERVER
+        whole = size.weight_bytes if by_server and self._hints.active_weight_bytes is not None else None
+        self._tell_once("active_weight_bytes is more than the whole model has: it is ignored", "whole", whole)
+        return model
+
+    def _tell_once(self, event: str, key: str, why: str | int | None) -> None:
+        """A warning when it becomes true, or true in another way; not again at every health check."""
+        if why is not None and why != self._told.get(key):
+            self._log.warning(event, **{key: why})
+        self._told[key] = why
 
     def _header(self, path: Path) -> GgufHeader | GgufProblem:
         try:
@@ -81,10 +98,7 @@ def describe(props: Props, size: ModelSize, header: GgufHeader | None, hints: Mo
     if size.parameters is None or size.weight_bytes is None:
         return model
     active = hints.active_weight_bytes
-    if active is not None and active > size.weight_bytes:
-        log.warning("active_weight_bytes is more than the whole model has: it is ignored", whole=size.weight_bytes)
-        active = None
-    if active is not None:
+    if active is not None and active <= size.weight_bytes:
         # Active parameters are not told; weights of one model weigh alike on the whole.
         share = active / size.weight_bytes
         return replace(model, footprint=Footprint(size.parameters * share, active, BytesSource.CONFIGURED))

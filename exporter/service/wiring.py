@@ -73,7 +73,8 @@ async def measuring(
                     manners=_manners(settings, server, old if same else None),
                 ),
                 models=ModelReader(
-                    ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v)
+                    ModelHints(server.gguf, server.active_weight_bytes, server.cache_type_k, server.cache_type_v),
+                    server.name,
                 ),
                 roof=lambda policy: host_roof(machine.host, policy, CLOCKS.monotonic()),
                 clocks=CLOCKS,

@@ -9,8 +9,10 @@ import pytest
 from benches import GB, bench
 from fake_llama import Behaviour, FakeLlama
 from fake_llama_answers import Model
+from structlog.testing import capture_logs
 
 from exporter.measure.probe import Identity
+from exporter.present.words import REASONS
 from exporter.roofline.ceiling import BandwidthRun, Kernel
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
@@ -264,6 +266,33 @@ async def test_a_disturbed_first_run_is_made_again_at_once(fake_llama: FakeLlama
         b.meter.problem = Reason.NO_MEMORY
         await b.scheduler.run_once(probe=False)
         assert b.meter.runs == [True]
+
+
+async def test_a_failed_probe_is_a_warning_when_it_is_new(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """`--log.level warning` must not hide that nothing is measured any more; nor may each failure ring again."""
+    fake_llama.behaviour.faults = {"/completion": "500"}
+    async with bench(fake_llama, tmp_path) as b:
+        with capture_logs() as logs:
+            for _ in range(3):
+                await b.watch.cycle()
+            fake_llama.behaviour.faults = {}
+            await b.watch.cycle()
+            fake_llama.behaviour.faults = {"/completion": "500"}
+            await b.watch.cycle()
+        told = [(line["batch"], line["log_level"]) for line in logs if line["event"] == "probe"]
+        for batch in (1, 2, 4):
+            levels = [level for of, level in told if of == batch]
+            assert levels == ["warning", "info", "info", "info", "warning"]
+        first = next(line for line in logs if line["event"] == "probe")
+        assert first["means"] == REASONS[Reason(first["reason"])]
+
+
+async def test_a_skipped_batch_is_no_warning(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    fake_llama.behaviour.n_slots = 1
+    async with bench(fake_llama, tmp_path) as b:
+        with capture_logs() as logs:
+            await b.watch.cycle()
+        assert {line["log_level"] for line in logs} == {"info"}
 
 
 async def test_a_new_model_removes_the_old_samples(fake_llama: FakeLlama, tmp_path: Path) -> None:

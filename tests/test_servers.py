@@ -15,9 +15,11 @@ from odd_llama import odd_llama
 from processes import free_port
 from real import missing, require
 from stations import measured, station, watching
+from structlog.testing import capture_logs
 
 from exporter.measure.llama import LlamaClient, open_session
 from exporter.measure.probe import Identity, identify, state_of
+from exporter.present.words import REASONS
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import busy
 from exporter.roofline.snapshot import ServerState
@@ -104,6 +106,25 @@ async def test_a_speculative_server_gives_no_number_that_takes_tokens_for_steps(
         assert found or running.server.counts == {Reason.SPECULATIVE: 2}
         for step in found.values():
             assert step == pytest.approx(STEP, rel=0.03)
+
+
+# what the log says
+
+
+async def test_the_first_sight_of_a_server_is_no_recovery(tmp_path: Path) -> None:
+    async with FakeLlama() as fake:
+        gone = f"http://127.0.0.1:{free_port()}"
+        async with watching(fake, tmp_path, {}, {"url": gone}) as running:
+            with capture_logs() as logs:
+                for watch in running.watches:
+                    await watch.check()
+                fake.behaviour = Behaviour(loading=True)
+                await running.watches[0].check()
+                await running.watches[1].cycle()
+    states = [(line["state"], line.get("was")) for line in logs if line["event"] == "state"]
+    assert states == [("ready", None), ("unreachable", None), ("loading", "ready")]
+    (unprobed,) = [line for line in logs if line["event"] == "no probe"]
+    assert (unprobed["log_level"], unprobed["means"]) == ("warning", REASONS[Reason.UNREACHABLE])
 
 
 # builds

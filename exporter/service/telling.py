@@ -1,10 +1,11 @@
-"""What the log says of a server: its state when that changes, with the remedy, and each sample."""
+"""What the log says of a server: its state when that changes, each probe, and what to do where one failed."""
 
 import structlog
 
 from exporter.present.words import REASONS
 from exporter.roofline.decode import DecodePoint
-from exporter.roofline.snapshot import Server
+from exporter.roofline.reason import Outcome, Reason
+from exporter.roofline.snapshot import Server, ServerState
 
 
 def tell_state(log: structlog.typing.FilteringBoundLogger, now: Server, was: Server) -> None:
@@ -12,9 +13,34 @@ def tell_state(log: structlog.typing.FilteringBoundLogger, now: Server, was: Ser
     if (now.state, now.state_reason) == (was.state, was.state_reason):
         return
     why = now.state_reason
-    told = {} if why is None else {"reason": why.value, "detail": now.state_detail, "means": REASONS[why]}
+    # A record begins as unreachable for no reason: that was no state of the server.
+    seen = was.state is not ServerState.UNREACHABLE or was.state_reason is not None
+    changed = {"was": was.state.value} if seen and was.state is not now.state else {}
+    told = {} if why is None else _told(why, now.state_detail)
     tell = log.info if now.state.up else log.warning
-    tell("state", state=now.state.value, was=was.state.value, **{key: text for key, text in told.items() if text})
+    tell("state", state=now.state.value, **changed, **told)
+
+
+def tell_no_probe(log: structlog.typing.FilteringBoundLogger, reason: Reason, detail: str) -> None:
+    """A round could not begin; that a server sleeps is no cause for alarm."""
+    tell = log.info if reason.outcome is Outcome.SKIPPED else log.warning
+    tell("no probe", **_told(reason, detail))
+
+
+def tell_reason(
+    log: structlog.typing.FilteringBoundLogger, batch: int, reason: Reason, detail: str, seconds: float, *, new: bool
+) -> None:
+    """A batch gave no sample, after `seconds`; a warning with the remedy where it failed for a `new` reason."""
+    if new and reason.outcome is Outcome.FAILED:
+        log.warning("probe", batch=batch, seconds=round(seconds, 3), **_told(reason, detail))
+    else:
+        why = {"detail": detail} if detail else {}
+        log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3), **why)
+
+
+def _told(reason: Reason, detail: str) -> dict[str, str]:
+    """The reason, how it came where that is known, and what to do."""
+    return {"reason": reason.value, **({"detail": detail} if detail else {}), "means": REASONS[reason]}
 
 
 def tell_sample(log: structlog.typing.FilteringBoundLogger, point: DecodePoint, seconds: float) -> None:

@@ -32,7 +32,7 @@ from exporter.service.record import (
 )
 from exporter.service.rounds import USERS, Rounds
 from exporter.service.states import checked_state, live_state
-from exporter.service.telling import tell_sample, tell_state
+from exporter.service.telling import tell_no_probe, tell_reason, tell_sample, tell_state
 
 log = structlog.get_logger()
 
@@ -207,7 +207,7 @@ class ServerWatch:
         self._busy_at = None
         self.record = with_failure(self.record, reason)
         if reason is not self._warned:
-            self._log.warning("no probe", reason=reason.value)
+            tell_no_probe(self._log, reason, self.record.state_detail)
             self._warned = reason
         self.rounds.failed()
 
@@ -279,10 +279,10 @@ class ServerWatch:
         if reason in _CANNOT:
             self._cannot = reason
             self.record = with_state(self.record, ServerState.UNSUPPORTED, reason, words)
+        new = reason is not self.record.batches[batch].reason
         self.record = with_reason(self.record, batch, reason, seconds)
         self.rounds.took(reason)
-        detail = {"detail": words} if words else {}
-        self._log.info("probe", batch=batch, reason=reason.value, seconds=round(seconds, 3), **detail)
+        tell_reason(self._log, batch, reason, words, seconds, new=new)
 
     def _take_sample(self, sample: DecodeSample, seconds: float) -> None:
         """Publishes a sample; a first one below its threshold is to be confirmed."""

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from exporter.measure.probe import Identity
 from exporter.present.words import REASONS
-from exporter.roofline.ceiling import BandwidthRun, Kernel
+from exporter.roofline.ceiling import CEILING_LIFETIME_SECONDS, BandwidthRun, Kernel
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
@@ -410,6 +410,55 @@ async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: F
         assert b.scheduler.machine.due - b.time.now == 300
         await b.scheduler.run_once(probe=False)
         assert b.meter.runs[-1] is False
+
+
+async def test_runs_that_take_long_and_find_nothing_get_one_percent_of_the_time(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    """Every core for seconds, beside a server that works: only the first attempts come soon after each other."""
+    async with bench(fake_llama, tmp_path) as b:
+        b.meter.problem = Reason.PREEMPTED
+
+        def slow() -> None:
+            b.time.now += 8
+
+        b.meter.during = slow
+        await b.scheduler.run_once(probe=False)
+        assert len(b.meter.runs) == 3
+        assert b.machine.due - b.time.now == 120 - 8
+        for _ in range(3):
+            b.time.now = b.machine.due
+            await b.machine.measure()
+            assert b.machine.due - b.time.now == 800
+        b.machine.server_appeared()
+        b.machine.configure(interval=60, meter=b.meter)
+        assert b.machine.due - b.time.now == 800
+        b.meter.problem = None
+        await b.machine.measure()
+        assert b.machine.due - b.time.now == 60 - 8
+        b.meter.problem = Reason.PREEMPTED
+        await b.machine.measure()
+        assert b.machine.due - b.time.now == 800, "with a ceiling in force there is no hurry"
+
+
+async def test_the_lack_of_any_ceiling_is_a_warning_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        with capture_logs() as logs:
+            for problem in (Reason.PREEMPTED, Reason.PREEMPTED, Reason.NO_MEMORY, None, Reason.PREEMPTED):
+                b.meter.problem = problem
+                await b.machine.measure()
+            b.time.now += CEILING_LIFETIME_SECONDS + 1
+            await b.machine.measure()
+        told = [(line["problem"], line["log_level"]) for line in logs]
+        assert told == [
+            ("preempted", "warning"),
+            ("preempted", "info"),
+            ("no_memory", "warning"),
+            (None, "info"),
+            ("preempted", "info"),
+            ("preempted", "warning"),
+        ]
+        assert [line.get("means") for line in logs[:2]] == [REASONS[Reason.PREEMPTED], None]
 
 
 @pytest.mark.parametrize("lost", ["triad", "compute"])

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from exporter.present.words import REASONS
 from exporter.roofline.ceiling import BandwidthRun, BandwidthTrack, Kernel, ThreadScope
 from exporter.roofline.passes import DISTURBED
 from exporter.roofline.reason import Reason
@@ -22,6 +23,11 @@ FORCED_RUN_SECONDS: Final = 23 * 3600.0
 """Kernels that users keep waiting run all the same when the ceiling is about to expire."""
 RETRY_SECONDS: Final = 30.0
 FIRST_ATTEMPTS: Final = 3
+REST_RATIO: Final = 100
+"""After a run that lacks a ceiling the next one waits at least this many times as long as it took: 1 % of the time.
+
+A run takes seconds, on every core, where others disturb it; only the first attempts of all may follow sooner.
+"""
 
 Progress = Callable[[str], None]
 """Told, in a few words, what is being measured now."""
@@ -55,7 +61,9 @@ class HostWatch:
         self._progress = progress
         self._failed_runs = 0
         self._warned = False
+        self._told: Reason | None = None
         self._measured_at: float | None = None
+        self._rested_at = clocks.monotonic()
         self._cpus: tuple[int, ...] = ()
         self._full_due = self.due = clocks.monotonic()
         self.host = Host(info)
@@ -63,7 +71,7 @@ class HostWatch:
     def configure(self, *, interval: float, meter: Meter) -> None:
         """Goes on under another configuration; what was found of the machine stays true."""
         self._interval, self._meter = interval, meter
-        self.due = min(self.due, self._clocks.monotonic() + interval)
+        self.due = min(self.due, max(self._clocks.monotonic() + interval, self._rested_at))
 
     def cancel(self) -> None:
         """Ends a running measurement within milliseconds."""
@@ -78,10 +86,7 @@ class HostWatch:
 
     def server_appeared(self) -> None:
         """Has the CPUs of a server measured soon that may be seen only now; not at every turn of one that flaps."""
-        soonest = self._clocks.monotonic()
-        if self._measured_at is not None:
-            soonest = max(soonest, self._measured_at + RETRY_SECONDS)
-        self.due = min(self.due, soonest)
+        self.due = min(self.due, max(self._clocks.monotonic(), self._rested_at))
 
     async def measure(self) -> bool:
         """One run, full when that is due; whether it was disturbed, so that another one may find what it lacks."""
@@ -103,25 +108,41 @@ class HostWatch:
         self._move(started, run)
         self.host = _with_run(self.host, run, self._clocks)
         self._warn_of_own_cpus(run)
-        log.info(
+        self._tell(started, run, full=full)
+        return not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
+
+    def _tell(self, started: float, run: BandwidthRun, *, full: bool) -> None:
+        """What the run found; a warning when it becomes true that there is no ceiling at all, or for another reason."""
+        now = self._clocks.monotonic()
+        problem = None if any(track.in_force(now) for track in self.host.tracks.values()) else run.problem
+        tell, why = log.info, {}
+        if problem not in {None, self._told}:
+            tell, why = log.warning, {"means": REASONS[problem], "so": "no ceiling of this machine: no floor, no ratio"}
+        self._told = problem
+        tell(
             "bandwidth",
             full=full,
-            seconds=round(self._clocks.monotonic() - started, 2),
+            seconds=round(now - started, 2),
             problem=run.problem.value if run.problem else None,
             rejected={reason.value: count for reason, count in run.rejected.items()},
+            **why,
             **{
                 f"{b.kernel}_{b.threads}_gb_per_second": round(b.best_bytes_per_second / 1e9, 1)
                 for b in run.measurements
             },
         )
-        return not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
 
     def _plan(self, started: float, run: BandwidthRun, *, full: bool) -> None:
-        """After a run that lacks a ceiling a full one comes soon, each time after twice the pause."""
+        """After a run that lacks a ceiling a full one comes soon, each time after twice the pause, and a rest."""
         lacking = not _is_complete(run)
         self._failed_runs = self._failed_runs + 1 if lacking else 0
-        retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10)) if lacking else self._interval
-        self.due = started + retry
+        self.due, self._rested_at = started + self._interval, started + RETRY_SECONDS
+        if lacking:
+            ended = self._clocks.monotonic()
+            if self._measured_at is not None or self._failed_runs > FIRST_ATTEMPTS:
+                self._rested_at = max(self._rested_at, ended + REST_RATIO * (ended - started))
+            retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10))
+            self.due = max(started + retry, self._rested_at)
         if run.problem is None:
             self._measured_at = started
         if lacking:

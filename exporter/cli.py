@@ -67,6 +67,8 @@ def main(
         # The daemon's end is no failure, and before it listens there is nothing to put in order.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(0))
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
     if context.invoked_subcommand not in _SILENT:
         # Here and below: commands import what they need, for the sake of their start-up time.

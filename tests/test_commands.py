@@ -98,6 +98,30 @@ def test_a_signal_while_it_starts(slow: str, command: str, number: int, status: 
         assert process.wait(10) == status
 
 
+@pytest.mark.parametrize(
+    ("slow", "before", "command", "status"),
+    [
+        ("click", (), "serve", 143),
+        ("structlog", (), "serve", 0),
+        ("structlog", (), "report", -signal.SIGHUP),
+        ("structlog", ("nohup",), "report", 143),
+    ],
+)
+def test_a_hangup_while_it_starts(
+    slow: str, before: tuple[str, ...], command: str, status: int, tmp_path: Path
+) -> None:
+    """It does not end the daemon, which reads its configuration anyway; a report ends with its terminal."""
+    (tmp_path / f"{slow}.py").write_text("import time\nprint('reached', flush=True)\ntime.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    started = (*before, *COMMAND, command)
+    with running(started, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reached\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == status
+
+
 def test_the_daemon_loads_nothing_for_pages_that_nobody_looks_at() -> None:
     """They are 5 MiB."""
     listing = "import sys, exporter.cli, exporter.service.logs, exporter.service.daemon; print(*sys.modules)"

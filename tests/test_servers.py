@@ -127,6 +127,20 @@ async def test_the_first_sight_of_a_server_is_no_recovery(tmp_path: Path) -> Non
     assert (unprobed["log_level"], unprobed["means"]) == ("warning", REASONS[Reason.UNREACHABLE])
 
 
+@pytest.mark.parametrize("sent", [False, True])
+async def test_a_key_that_is_refused_is_not_told_as_none(sent: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    key = tmp_path / "key"
+    key.write_text("yesterday's")
+    words = "the key in api_key_file is refused" if sent else "no key was sent"
+    async with (
+        FakeLlama(Behaviour(api_key="secret", api_prefix="/x")) as fake,
+        watching(fake, tmp_path, {"api_key_file": key} if sent else {}) as running,
+    ):
+        await running.watches[0].check()
+        assert running.server.state_reason is Reason.UNAUTHORIZED
+        assert running.server.state_detail == f"GET /health: status 401, {words}"
+
+
 # builds
 
 

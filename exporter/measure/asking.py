@@ -97,7 +97,10 @@ class Asker:
                 reason, words = Reason.TLS_FAILED, "the TLS handshake hangs, so what accepts may not speak TLS"
             return self._failed(method, path, Reason.STREAM_CUT if cut else reason, words)
         if isinstance(found, Reason):
-            self._failed(method, path, found, "" if response.status == OK else refusal_words(response))
+            words = "" if response.status == OK else refusal_words(response)
+            if found is Reason.UNAUTHORIZED:
+                words += ", the key in api_key_file is refused" if self._api_key_file else ", no key was sent"
+            self._failed(method, path, found, words)
         return found
 
     async def _hangs_in_tls(self, timeout: float) -> bool:

@@ -25,7 +25,8 @@ REASONS: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.TIMEOUT: "the server did not answer in time, 5 s for a question and probe.timeout for a probe; raise the"
         " latter if the model is only slow",
         Reason.LOADING: "the server is still loading its model; nothing to do, probes start when it is ready",
-        Reason.UNAUTHORIZED: "the server wants an API key; set api_key_file to a file that holds it",
+        Reason.UNAUTHORIZED: "the server wants an API key, or another than it was sent; api_key_file must name a file"
+        " that holds it",
         Reason.NOT_LLAMA: "what answers there is not a llama.cpp server, or not all of one; check the url, with the"
         " server's --api-prefix if it has one, and update a server from before 2025",
         Reason.HTTP_ERROR: "the answer is an HTTP error, or a redirect, which is not followed; check the url, http or"

@@ -62,7 +62,7 @@ def test_every_snapshot_makes_a_whole_page(build: Callable[[], Snapshot]) -> Non
     assert "roofline-exporter" in shown.text
     assert "0.1.0" in shown.text
     assert "None" not in shown.text
-    assert shown.values("href") == ["metrics", "api/v1/snapshot", "-/healthy", "-/ready"]
+    assert shown.values("href") == ["metrics", "api/v1/snapshot", "config", "-/healthy", "-/ready"]
 
 
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
@@ -86,6 +86,17 @@ def test_the_page_has_the_study_table_and_the_age_of_the_last_success() -> None:
     assert f"Ready, 4 slots: {STATES[ServerState.READY]}." in text
     assert f"Batch 2, 4: {REASONS[Reason.TOO_FEW_SLOTS]}." in text
     assert "Batch 4: floor ratio 0.380, BELOW its threshold 0.5." in text
+
+
+def test_a_configuration_that_was_not_taken_is_said_at_the_top() -> None:
+    refused = replace(snapshots.rich(), config_reload_ok=False, config_reload_timestamp=1_790_000_000.0)
+    text = page(refused).text
+    words = (
+        "The configuration file was not taken: the exporter goes on with that of 2026-09-21 14:13:20 UTC; its log has"
+        " every error."
+    )
+    assert text.index(words) < text.index("This machine")
+    assert "was not taken" not in page(snapshots.rich()).text
 
 
 def test_only_a_batch_below_its_threshold_is_alarming() -> None:

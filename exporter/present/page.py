@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -80,6 +81,7 @@ def landing_page(view: View, version: str, wall_now: float) -> str:
     return _template().render(
         version=version,
         refresh=REFRESH_SECONDS,
+        old_config=None if view.snapshot.config_reload_ok else _moment(view.snapshot.config_reload_timestamp),
         host=[*host_lines(view), *ceiling_lines(view)],
         measured=_ago(view.snapshot.host.last_success_timestamp, wall_now),
         servers=[_card(s, wall_now) for s in view.servers],
@@ -130,6 +132,10 @@ def _bars(s: ServerView) -> Iterable[Bar]:
             for part, seconds in point.budget_seconds.items()
         )
         yield Bar(batch, three_digits(point.sample.step_seconds * 1e3), tuple(segments))
+
+
+def _moment(timestamp: float) -> str:
+    return f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _ago(timestamp: float, wall_now: float) -> str:

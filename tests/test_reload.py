@@ -15,6 +15,7 @@ import snapshots
 from fake_llama import Behaviour, FakeLlama
 from processes import exporter, free_port, wait_for
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from exporter.config import ConfigError, Settings, parse
 from exporter.roofline.reason import Reason
@@ -54,6 +55,25 @@ class TestReloader:
         assert told == [600.0]
         stamped = subject.stamped(snapshots.rich())
         assert (stamped.config_reload_ok, stamped.config_reload_timestamp) == (True, 200.0)
+
+    def test_the_log_says_when_a_file_is_in_force(self) -> None:
+        subject = Reloader(self.settings(), lambda: self.settings("10m"), Clock().unix)
+        with capture_logs() as logs:
+            subject.in_force(subject.settings, lambda: None)
+            assert logs == [], "the start is told otherwise"
+            first = subject.settings
+            subject.reload()
+            assert [(line["event"], line["changed"]) for line in logs] == [
+                ("configuration read again: in force when the measurement at hand ends", True)
+            ]
+            subject.in_force(first, lambda: None)
+            assert len(logs) == 1, "it was read while the first was put in force"
+            subject.in_force(subject.settings, lambda: None)
+            subject.reload()
+        assert [line["event"] for line in logs[1:]] == [
+            "configuration in force",
+            "configuration read again: nothing has changed",
+        ]
 
     def test_the_same_file_changes_nothing_but_the_time(self) -> None:
         clock, told = Clock(), []
@@ -231,6 +251,8 @@ def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path
             assert bad["roofline_config_last_reload_successful[]"] == 0
             assert "name: second" in running.get("/config")
             assert len(running.logged("the new configuration cannot be used; the old one stays in force")) == 2
+            assert len(running.logged("configuration in force")) == 1
+            assert "The configuration file was not taken" in running.get("/")
 
             file.write_text(config())
             assert post(running.url + "/-/reload")[0] == 200

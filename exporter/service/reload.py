@@ -26,6 +26,7 @@ class Reloader:
         self.ok = True
         self.loaded_at = unix()
         self._changed: Callable[[], None] = lambda: None
+        self._pending = False
         self._load = load
         self._unix = unix
 
@@ -34,6 +35,9 @@ class Reloader:
         self._changed = changed
         if self.settings is not settings:
             changed()
+        elif self._pending:
+            self._pending = False
+            log.info("configuration in force")
 
     def reload(self) -> tuple[str, ...]:
         """Reads the file; a valid one is in force from the next cycle on, and who put the old one in force is told.
@@ -56,10 +60,12 @@ class Reloader:
         self.ok, self.loaded_at = True, self._unix()
         # A certificate authority may have changed under the same name, and is read when sessions are opened.
         different = settings != self.settings or any(server.ca_file for server in settings.servers)
-        log.info("configuration read again", changed=different)
-        if different:
-            self.settings = settings
-            self._changed()
+        if not different:
+            log.info("configuration read again: nothing has changed", changed=False)
+            return ()
+        log.info("configuration read again: in force when the measurement at hand ends", changed=True)
+        self.settings, self._pending = settings, True
+        self._changed()
         return ()
 
     def stamped(self, snapshot: Snapshot) -> Snapshot:

@@ -55,7 +55,8 @@ INTRODUCTION: Final = """\
 # Metrics
 
 Made from the metric table by `tools/metrics_page.py`; a test compares the two. Every name begins with `roofline_`.
-Values are in base units. A value that is not known, or has grown stale, is absent, never 0. Counts and timestamps begin at 0.
+Values are in base units. A value that is not known, or has grown stale, is absent, never 0.
+Counts and timestamps begin at 0.
 """
 
 AFTERWORD: Final = """\

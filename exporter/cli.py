@@ -127,14 +127,9 @@ def serve(options: _Options) -> None:
     from exporter.service.peaks import PeakError
 
     settings, addresses = options.settings(), options.addresses()
-
-    async def until_stopped() -> None:
-        await daemon.serve(settings, addresses, load=options.load)
-        # All is in order. The interpreter would wait for threads that nothing stops: looking up a name, at a disk.
-        os._exit(0)
-
     try:
-        asyncio.run(until_stopped())
+        # At its end the interpreter would wait for threads that nothing stops: looking up a name, at a disk.
+        asyncio.run(daemon.serve(settings, addresses, load=options.load, leave=lambda: os._exit(0)))
     except (daemon.ListenError, PeakError) as error:
         raise click.ClickException(str(error)) from error
 

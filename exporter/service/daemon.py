@@ -25,8 +25,10 @@ from exporter.service.wiring import CLOCKS, measuring
 log = structlog.get_logger()
 
 VERSION: Final = version("roofline-exporter")
+END_SECONDS: Final = 0.4
+"""From the signal to the end at most. It takes a tenth of that; a busy machine, or clients, could make it any time."""
 _PATIENCE_SECONDS: Final = 0.1
-"""How long, twice, the end waits for clients that do not take their answers; these themselves take milliseconds."""
+"""How long, twice, the end waits for clients that do not take their answers."""
 
 
 class ListenError(Exception):
@@ -40,6 +42,7 @@ async def serve(
     load: Callable[[], Settings] | None = None,
     progress: Progress = lambda _: None,
     beside: Callable[[Scheduler, Sequence[str]], Awaitable[None]] | None = None,
+    leave: Callable[[], object] = lambda: None,
 ) -> None:
     """Runs the daemon until SIGTERM or SIGINT; SIGHUP reads the configuration again.
 
@@ -49,6 +52,8 @@ async def serve(
         load: Reads the configuration again; raises ConfigError. None when there is nothing to read.
         progress: Told what is being measured.
         beside: Runs beside the daemon, with the scheduler and the URLs that it is reached at.
+        leave: Ends the process, where there is no more to it than the daemon: called once all is in order, or
+            END_SECONDS after the signal.
 
     Raises:
         ListenError: An address is taken, or not this machine's.
@@ -57,8 +62,15 @@ async def serve(
     stop = asyncio.Event()
     reloader = Reloader(with_peaks(settings), load, CLOCKS.unix)
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if not stop.is_set():
+            log.info("stopping")
+            stop.set()
+            loop.call_later(END_SECONDS, leave)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     before: Scheduler | None = None
     runner: web.AppRunner | None = None
@@ -79,10 +91,10 @@ async def serve(
                 served.settings = settings
                 reloader.in_force(settings, scheduler.finish)
                 await _until(stop, scheduler.run(), *work)
-        log.info("stopping")
     finally:
         if runner is not None:
             await runner.cleanup()
+    leave()
 
 
 class _Current:

@@ -441,7 +441,7 @@ async def test_runs_that_take_long_and_find_nothing_get_one_percent_of_the_time(
         assert b.machine.due - b.time.now == 800, "with a ceiling in force there is no hurry"
 
 
-async def test_the_lack_of_any_ceiling_is_a_warning_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
+async def test_the_lack_of_a_read_ceiling_is_a_warning_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         with capture_logs() as logs:
             for problem in (Reason.PREEMPTED, Reason.PREEMPTED, Reason.NO_MEMORY, None, Reason.PREEMPTED):
@@ -459,6 +459,21 @@ async def test_the_lack_of_any_ceiling_is_a_warning_once(fake_llama: FakeLlama, 
             ("preempted", "warning"),
         ]
         assert [line.get("means") for line in logs[:2]] == [REASONS[Reason.PREEMPTED], None]
+
+
+async def test_a_triad_alone_is_no_floor_and_so_a_warning(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        whole = b.meter.measure
+
+        def no_read(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
+            run = whole(full=full, progress=progress)
+            triad = tuple(m for m in run.measurements if m.kernel is Kernel.TRIAD)
+            return replace(run, measurements=triad, problem=Reason.PREEMPTED)
+
+        b.meter.measure = no_read  # type: ignore[method-assign]
+        with capture_logs() as logs:
+            await b.machine.measure()
+        assert [line["log_level"] for line in logs] == ["warning"]
 
 
 @pytest.mark.parametrize("lost", ["triad", "compute"])

@@ -112,12 +112,13 @@ class HostWatch:
         return not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
 
     def _tell(self, started: float, run: BandwidthRun, *, full: bool) -> None:
-        """What the run found; a warning when it becomes true that there is no ceiling at all, or for another reason."""
+        """What the run found; a warning when there is no read ceiling in force, new or for another reason."""
         now = self._clocks.monotonic()
-        problem = None if any(track.in_force(now) for track in self.host.tracks.values()) else run.problem
+        read = self.host.tracks.get((Kernel.READ, ThreadScope.ALL), BandwidthTrack())
+        problem = run.problem if read.in_force(now) is None else None
         tell, why = log.info, {}
         if problem not in {None, self._told}:
-            tell, why = log.warning, {"means": REASONS[problem], "so": "no ceiling of this machine: no floor, no ratio"}
+            tell, why = log.warning, {"means": REASONS[problem], "so": "no read ceiling: no floor and no ratio"}
         self._told = problem
         tell(
             "bandwidth",

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -13,14 +15,14 @@ from exporter.roofline.architecture import CACHE_TYPE_BYTES
 
 if TYPE_CHECKING:
     from exporter.config import Settings
+    from exporter.present.tables import Format
+
+_T = TypeVar("_T")
 
 DEFAULT_CONFIG: Final = Path("config.yaml")
 DEFAULT_ADDRESS: Final = "127.0.0.1:10470"
 FORMATS: Final = ("table", "json", "markdown", "csv")
 COULD_NOT_MEASURE: Final = 3
-_SILENT: Final = frozenset({"check-config", "healthcheck"})
-"""Commands that log nothing."""
-_T = TypeVar("_T")
 
 cache_type = click.Choice(tuple(CACHE_TYPE_BYTES))
 
@@ -70,7 +72,7 @@ def main(
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
-    if context.invoked_subcommand not in _SILENT:
+    if context.invoked_subcommand != "healthcheck":
         # Here and below: commands import what they need, for the sake of their start-up time.
         from exporter.service.logs import configure_logs
 
@@ -101,12 +103,13 @@ class _Options:
         return load(path)
 
     def settings(self) -> "Settings":
-        """The configuration, or the program's end with every error in it."""
+        """The configuration, peaks looked up; or the program's end with every error in it."""
         from exporter.config import ConfigError
+        from exporter.service.peaks import PeakError, with_peaks
 
         try:
-            return self.load()
-        except ConfigError as error:
+            return with_peaks(self.load())
+        except (ConfigError, PeakError) as error:
             raise click.ClickException("the configuration cannot be used:\n" + str(error)) from error
 
     def addresses(self) -> list[tuple[str, int]]:
@@ -119,18 +122,32 @@ class _Options:
             raise click.BadParameter(str(error), param_hint="--web.listen-address") from error
 
 
+@contextmanager
+def _or_could_not_measure() -> Iterator[None]:
+    """Ends with 3 what fails: 1, click's own and Python's, would say that a batch is below its threshold."""
+    try:
+        yield
+    except (click.UsageError, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except click.ClickException as error:
+        error.show()
+        raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
+    except Exception as error:
+        traceback.print_exc()
+        raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
+
+
 @main.command()
 @click.pass_obj
 def serve(options: _Options) -> None:
     """Run the exporter until SIGTERM or Ctrl-C."""
     from exporter.service import daemon
-    from exporter.service.peaks import PeakError
 
     settings, addresses = options.settings(), options.addresses()
     try:
         # At its end the interpreter would wait for threads that nothing stops: looking up a name, at a disk.
         asyncio.run(daemon.serve(settings, addresses, load=options.load, leave=lambda: os._exit(0)))
-    except (daemon.ListenError, PeakError) as error:
+    except daemon.ListenError as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -146,29 +163,35 @@ def check_config(options: _Options) -> None:
 @main.command()
 @format_option
 @click.pass_obj
+@_or_could_not_measure()
 def bandwidth(options: _Options, form: str) -> None:
-    """Measure this machine's ceilings now: every kernel, one thread and all."""
-    from exporter.present.report import Format, bandwidth_renderable, bandwidth_text
+    """Measure this machine's ceilings now: every kernel, one thread and all.
+
+    Exit status 0: `read` on all threads, the reference, was measured; 3: it was not.
+    """
+    from exporter.present.report import bandwidth_renderable, bandwidth_text
+    from exporter.present.sentences import reads
     from exporter.service.once import measure_once
 
-    seen = _run(measure_once(options.settings(), probe=False))
-    if form == Format.TABLE:
-        _print(bandwidth_renderable(seen))
-    else:
-        click.echo(bandwidth_text(seen, Format(form)), nl=False)
-    if not seen.in_force:
+    seen = asyncio.run(measure_once(options.settings(), probe=False))
+    _print(form, seen, bandwidth_renderable, bandwidth_text)
+    if not reads(seen):
         raise click.exceptions.Exit(COULD_NOT_MEASURE)
 
 
 @main.command()
 @format_option
-@click.option("--url", help="Read a running exporter, e.g. http://127.0.0.1:10470, instead of measuring.")
+@click.option(
+    "--url", help="Read a running exporter, e.g. http://127.0.0.1:10470, through no proxy, instead of measuring."
+)
 @click.option("--prefill", is_flag=True, help="Also send each idle server one prompt of 512 tokens and place it.")
 @click.pass_obj
+@_or_could_not_measure()
 def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> None:
     """Measure everything once and print the study table.
 
-    Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: could not measure.
+    Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: one of those could not be
+    measured, or no batch at all.
     """
     if url is not None and prefill:
         raise click.UsageError("--prefill measures, --url only reads; use one of the two")
@@ -178,24 +201,14 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
         try:
             text, status = fetch_report(url, form)
         except AskError as error:
-            click.echo(f"Error: {error}", err=True)
-            raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
+            raise click.ClickException(str(error)) from error
         click.echo(text, nl=False)
         raise click.exceptions.Exit(status)
-    from exporter.present.report import Format, report_exit_code, report_renderable, report_text
+    from exporter.present.report import report_exit_code, report_renderable, report_text
     from exporter.service.once import measure_once
 
-    try:
-        settings = options.settings()
-    except click.ClickException as error:
-        # click's own 1 would say that a batch is below its threshold.
-        error.show()
-        raise click.exceptions.Exit(COULD_NOT_MEASURE) from error
-    seen = _run(measure_once(settings, prefill=prefill))
-    if form == Format.TABLE:
-        _print(report_renderable(seen))
-    else:
-        click.echo(report_text(seen, Format(form)), nl=False)
+    seen = asyncio.run(measure_once(options.settings(), prefill=prefill))
+    _print(form, seen, report_renderable, report_text)
     raise click.exceptions.Exit(report_exit_code(seen))
 
 
@@ -217,7 +230,6 @@ def inspect(  # noqa: PLR0917 - click passes them by name
     from exporter.measure.gguf import read_gguf
     from exporter.measure.gguf_types import GgufProblem
     from exporter.present.inspect import inspect_renderable, inspect_text
-    from exporter.present.tables import Format
     from exporter.roofline.inspection import inspect_model
     from exporter.service.ask import ask_read_ceiling
 
@@ -236,10 +248,7 @@ def inspect(  # noqa: PLR0917 - click passes them by name
         cache_type_v=cache_type_v,
         bandwidth_bytes_per_second=rate,
     )
-    if form == Format.TABLE:
-        _print(inspect_renderable(found))
-    else:
-        click.echo(inspect_text(found, Format(form)), nl=False)
+    _print(form, found, inspect_renderable, inspect_text)
 
 
 @main.command()
@@ -251,7 +260,7 @@ def demo(options: _Options, model: Path | None) -> None:
     from exporter.service.demo import DemoError, run_demo
 
     try:
-        _run(run_demo(options.addresses(), model))
+        asyncio.run(run_demo(options.addresses(), model))
     except (DemoError, daemon.ListenError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -276,21 +285,13 @@ def _is_there(path: Path) -> bool:
         return True
 
 
-def _print(renderable: object) -> None:
-    """Prints a rich renderable as wide as the terminal."""
+def _print(form: str, found: _T, table: Callable[[_T], object], text: Callable[[_T, "Format"], str]) -> None:
+    """Prints what was found: a table as wide as the terminal, or the text of another format."""
     from rich.console import Console
 
-    Console().print(renderable)
+    from exporter.present.tables import Format
 
-
-def _run(work: Awaitable[_T]) -> _T:
-    """Runs to the end."""
-    from exporter.service.peaks import PeakError
-
-    async def main_task() -> _T:
-        return await work
-
-    try:
-        return asyncio.run(main_task())
-    except PeakError as error:
-        raise click.ClickException(str(error)) from error
+    if form == Format.TABLE:
+        Console().print(table(found))
+    else:
+        click.echo(text(found, Format(form)), nl=False)

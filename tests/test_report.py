@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -25,6 +26,7 @@ from exporter.present.report import (
 )
 from exporter.present.study import suggested_floor_fractions
 from exporter.present.words import REASONS, STATES, age, binary_size, si, three_digits
+from exporter.roofline.ceiling import Kernel, ThreadScope
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Server, ServerState, Snapshot, View, view
 
@@ -131,6 +133,19 @@ def test_every_reason_and_state_has_a_sentence_of_its_own() -> None:
         what, remedy = sentence.split("; ")
         assert what
         assert remedy
+
+
+def test_a_run_without_a_read_ceiling_says_which_one_is_in_force() -> None:
+    failed = replace(snapshots.host(), problem=Reason.CACHE_SUSPECT)
+    text = report_text(view(Snapshot(failed), snapshots.NOW), Format.TABLE, 300)
+    assert f"gave no read ceiling: {REASONS[Reason.CACHE_SUSPECT]}." in text
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(failed.last_success_timestamp))
+    assert f"The read ceiling in force is an earlier one; it was last measured {when} UTC." in text
+    others = {key: track for key, track in failed.tracks.items() if key != (Kernel.READ, ThreadScope.ALL)}
+    assert others
+    text = report_text(view(Snapshot(replace(failed, tracks=others)), snapshots.NOW), Format.TABLE, 300)
+    assert "gave no read ceiling" in text
+    assert "in force" not in text
 
 
 def test_batches_without_a_sample_say_why_in_words() -> None:

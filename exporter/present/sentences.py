@@ -1,6 +1,7 @@
 """What is said around the study table, one sentence a line, the same on a terminal, in Markdown and on the page."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Final
 
 from exporter.present.study import Row, Standing, rows, standing, suggested_floor_fractions
@@ -17,7 +18,7 @@ from exporter.present.words import (
     si,
     three_digits,
 )
-from exporter.roofline.ceiling import Bandwidth, CeilingSource, ThreadScope
+from exporter.roofline.ceiling import Bandwidth, CeilingSource, Kernel, ThreadScope
 from exporter.roofline.decode import IMPLAUSIBLE_RATIO
 from exporter.roofline.footprint import BytesSource
 from exporter.roofline.prefill import PREFILL_TOKENS
@@ -42,6 +43,11 @@ ACCOUNTING: Final = (
 _SCOPES: Final = {ThreadScope.ALL: "all threads", ThreadScope.SINGLE: "one thread"}
 
 
+def reads(view: View) -> bool:
+    """Whether `read` on all threads, the reference of every CPU server, has a ceiling in force."""
+    return any(b.kernel is Kernel.READ and b.threads is ThreadScope.ALL for b in view.in_force)
+
+
 def host_lines(view: View) -> Iterable[str]:
     """The machine, and why its ceilings could not be measured if that is so."""
     info = view.snapshot.host.info
@@ -54,7 +60,10 @@ def host_lines(view: View) -> Iterable[str]:
         ]
     )
     if view.snapshot.host.problem is not None:
-        yield f"The last measurement gave no ceiling: {REASONS[view.snapshot.host.problem]}."
+        yield f"The last measurement gave no read ceiling: {REASONS[view.snapshot.host.problem]}."
+        if reads(view):
+            ended = datetime.fromtimestamp(view.snapshot.host.last_success_timestamp, UTC)
+            yield f"The read ceiling in force is an earlier one; it was last measured {ended:%Y-%m-%d %H:%M} UTC."
     elif not view.in_force:
         yield "No ceiling has been measured yet."
     if view.compute:

@@ -17,13 +17,28 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+import yaml
 from processes import COMMAND, Exporter, exporter, running, wait_for
+
+from exporter.config import ConfigError, load
 
 NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run((*COMMAND, *arguments), capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+
+
+def run_after(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in an interpreter that ran the code before."""
+    whole = f"{code}\nimport exporter.__main__\nexporter.__main__.main()"
+    command = (
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n{whole}",
+        *arguments,
+    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_version_and_help() -> None:
@@ -97,6 +112,21 @@ def test_a_missing_configuration_that_was_named_is_an_error(tmp_path: Path) -> N
     assert "none.yaml" in done.stderr
 
 
+def test_a_configuration_that_may_not_be_read_names_the_user(tmp_path: Path) -> None:
+    """A container's user is another one than the file's owner."""
+    file = tmp_path / "c.yaml"
+    file.touch(0)
+    owner = os.geteuid()
+    user = owner or 65532
+    # Root has a way around permissions.
+    os.seteuid(user)
+    try:
+        with pytest.raises(ConfigError, match=f"cannot be read: permission denied for user {user}; name a readable"):
+            load(file)
+    finally:
+        os.seteuid(owner)
+
+
 def test_without_a_configuration_one_local_server_is_watched(tmp_path: Path) -> None:
     done = run("check-config", cwd=tmp_path)
     assert done.returncode == 0
@@ -120,6 +150,64 @@ def test_report_that_could_not_measure_exits_with_3(tmp_path: Path) -> None:
     assert done.returncode == 3
     (server,) = json.loads(done.stdout)["servers"]
     assert server["state"] == "unreachable"
+
+
+@pytest.mark.parametrize(("command", "status"), [("report", 3), ("bandwidth", 3), ("check-config", 1), ("serve", 1)])
+def test_a_gpu_whose_bandwidth_cannot_be_looked_up(
+    command: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): ...\ndef nvmlInit(): raise NVMLError('no driver')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "c.yaml"
+    file.write_text("servers: [{name: g, url: 'http://127.0.0.1:8080', device: gpu}]")
+    done = run("--config.file", str(file), command)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert re.fullmatch(
+        r"Error: the configuration cannot be used:\nserver g: .*\(no driver\); write peak_bandwidth .*\n", done.stderr
+    )
+
+
+def test_check_config_prints_the_bandwidth_that_was_looked_up_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "c.yaml"
+    file.write_text("servers: [{name: g, url: 'http://127.0.0.1:8080', device: gpu}]")
+    looked_up = "import exporter.service.peaks as peaks; peaks.gpu_peak_bandwidth = lambda _: 1008e9"
+    done = run_after(looked_up, "--config.file", str(file), "check-config")
+    assert done.returncode == 0
+    (server,) = yaml.safe_load(done.stdout)["servers"]
+    assert server["peak_bandwidth"] == "1.008TB/s"
+
+
+@pytest.mark.parametrize("command", ["report", "bandwidth"])
+def test_a_bug_is_not_mistaken_for_a_batch_below_its_threshold(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(NOBODY)
+    done = run_after(
+        "import exporter.service.once as once; once.measure_once = None", "--config.file", str(file), command
+    )
+    assert done.returncode == 3
+    assert "TypeError" in done.stderr
+
+
+@pytest.mark.parametrize(("lost", "status"), [("single", 0), ("all", 3), ("", 0)])
+def test_bandwidth_without_its_reference_could_not_measure(lost: str, status: int, tmp_path: Path) -> None:
+    """Ceilings of other kernels and of one thread do not make up for it."""
+    file = tmp_path / "c.yaml"
+    file.write_text(NOBODY)
+    code = f"""
+from dataclasses import replace
+import exporter.service.once as once, snapshots
+async def measured(*_, **__):
+    seen = snapshots.rich_view()
+    kept = tuple(b for b in seen.in_force if (b.kernel, b.threads) != ("read", {lost!r}))
+    assert kept
+    return replace(seen, in_force=kept)
+once.measure_once = measured"""
+    assert run_after(code, "--config.file", str(file), "bandwidth").returncode == status
 
 
 def test_a_report_that_has_no_configuration_could_not_measure(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ A secret is never in the settings: only the path of the file that holds it.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,9 @@ def load(path: Path) -> Settings:
             raw = file.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         why = (getattr(error, "strerror", None) or str(error)).lower()
+        if isinstance(error, PermissionError):
+            # In a container it is another one than the file's owner may think.
+            why += f" for user {os.geteuid()}"
         raise ConfigError([f"{path}: cannot be read: {why}; name a readable file with --config.file"]) from None
     if len(raw) > _LARGEST_FILE:
         raise ConfigError([_too_large(str(path))])

@@ -113,6 +113,8 @@ async def test_what_cannot_be_used_is_told_once_for_each_change(tmp_path: Path) 
     assert await told() == ["900"]
     path.unlink()
     assert await told() == [missing]
+    model = await reader.describe(PROPS, size)
+    assert model.unused == f"{missing}; active_weight_bytes is more than the whole model's 900 bytes"
 
 
 async def test_cache_types_reach_the_footprint(dense: Path) -> None:

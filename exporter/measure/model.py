@@ -58,7 +58,10 @@ class ModelReader:
         by_server = model.footprint is not None and model.footprint.source is BytesSource.SERVER
         whole = size.weight_bytes if by_server and self._hints.active_weight_bytes is not None else None
         self._tell_once("active_weight_bytes is more than the whole model has: it is ignored", "whole", whole)
-        return model
+        unused = [] if problem is None else [problem]
+        if whole is not None:
+            unused.append(f"active_weight_bytes is more than the whole model's {whole} bytes")
+        return replace(model, unused="; ".join(unused))
 
     def _tell_once(self, event: str, key: str, why: str | int | None) -> None:
         """A warning when it becomes true, or true in another way; not again at every health check."""

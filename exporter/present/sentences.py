@@ -100,6 +100,8 @@ def server_lines(s: ServerView) -> Iterable[str]:
             yield "The model's size is not known, so only rates are shown."
         else:
             yield BYTES_SOURCES[model.footprint.source]
+        if model.unused:
+            yield f"What the configuration says is not used: {model.unused}."
         if model.file_mismatch:
             yield "The model file that was found is not the server's model: its bytes or parameters differ."
     yield from _roof_line(s)

@@ -75,6 +75,8 @@ class Model:
         parameters: All parameters.
         footprint: None where the server does not tell the model's size.
         file_mismatch: A model file was found whose bytes or parameters are not the server's.
+        unused: What the configuration says of the model and cannot be used, and why, for people; may be empty. Another
+            text is not another model.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Model:
     weight_bytes: int | None
     footprint: Footprint | None
     file_mismatch: bool = False
+    unused: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

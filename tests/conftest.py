@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 from fake_llama import FakeLlama
+from hypothesis import settings
 from real import missing, require
 
 from exporter.service.demo_model import DemoModelError, assemble_model
@@ -17,6 +18,10 @@ from exporter.service.llama_child import LlamaChild
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+# Speed is measured in benchmarks: a busy machine fails no test.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest_asyncio.fixture

@@ -313,7 +313,7 @@ def mangled(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @given(mangled())
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_answer_is_an_exception(case: tuple[str, bytes]) -> None:
     """Whatever comes is a value or a reason: an exception here would end the exporter."""
     path, body = case

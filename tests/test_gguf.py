@@ -161,7 +161,7 @@ def test_version_2(tmp_path: Path) -> None:
         max_size=12,
     )
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_sums_are_the_packages_sums(tmp_path: Path, listed: list[tuple[int, list[int]]]) -> None:
     entries = []
     offset = 0

@@ -195,13 +195,13 @@ def check_any_content(path: Path, content: bytes) -> None:
 
 @given(MUTATIONS)
 @example([("cut", 24, 0)])
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mutants_of_a_valid_header(tmp_path: Path, mutations: list[tuple[str, int, int]]) -> None:
     check_any_content(tmp_path / "mutant.gguf", mutate(VALID, mutations))
 
 
 @given(st.binary(max_size=400), st.integers(0, 3), NUMBERS, NUMBERS)
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_behind_a_magic(tmp_path: Path, content: bytes, version: int, tensors: int, keys: int) -> None:
     head = struct.pack("<IQQ", version, tensors % 5, keys % 5)
     check_any_content(tmp_path / "any.gguf", b"GGUF" + head + content)

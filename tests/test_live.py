@@ -253,7 +253,7 @@ def deviation(server: Simulated, sample: LiveSample) -> float:
 class TestAgainstTruth:
     """Prompts excluded, every published figure is that of pure decode."""
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(
         seed=st.integers(0, 10**9),
         gap=st.floats(0.5, 20),
@@ -405,13 +405,11 @@ class TestCounters:
         assert sample.step_seconds is not None
         assert (sample.tokens_per_second, sample.streams) == (None, None)
 
-    @settings(deadline=None)
     @given(value=st.floats(1e-6, 1e9), whole=st.booleans())
     def test_printing_never_moves_a_value_by_more_than_half_a_quantum(self, *, value: float, whole: bool) -> None:
         exact = float(int(value)) if whole else value
         assert abs(float(f"{exact:.6g}") - exact) <= 0.5 * quantum(exact, whole=whole) * 1.2 + 1e-12
 
-    @settings(deadline=None)
     @given(
         seed=st.integers(0, 10**9),
         tokens=st.floats(0, 3e7).map(int),
@@ -478,7 +476,6 @@ class TestParsing:
     def test_anything_else_is_a_reason(self, body: bytes, reason: Reason) -> None:
         assert parse_counters(body, None, 0.0) is reason
 
-    @settings(deadline=None)
     @given(st.binary(max_size=300))
     def test_no_body_is_an_exception(self, body: bytes) -> None:
         assert parse_counters(body, None, 0.0) in {Reason.NOT_LLAMA, Reason.BAD_ANSWER}

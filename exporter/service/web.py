@@ -45,7 +45,7 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
     """The application with all routes of the exporter."""
 
     async def page(_: web.Request) -> web.Response:
-        # Here and below: templates and tables take 5 MiB, and most exporters are only scraped.
+        # Here and below: templates and tables take 4 MiB, and most exporters are only scraped.
         from exporter.present.page import landing_page
 
         seen = view(served.snapshot(), served.clocks.monotonic())

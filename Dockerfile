@@ -41,7 +41,8 @@ COPY --from=build /out/ /
 # Some bases ship the standard library without bytecode: what the exporter imports is compiled here once, not at every
 # start. It also proves that the extension loads without the compiler's packages.
 RUN /opt/roofline-exporter/bin/python -c 'import exporter.service.daemon, exporter.service.once, exporter.measure._membench'
-ENV PATH=/opt/roofline-exporter/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+# glibc would come to keep freed blocks of some MiB; a threshold that is set does not move.
+ENV PATH=/opt/roofline-exporter/bin:$PATH PYTHONDONTWRITEBYTECODE=1 MALLOC_TRIM_THRESHOLD_=131072
 # config.yaml is found here by every command, whatever flags are given.
 WORKDIR /etc/roofline-exporter
 # Numeric, so that Kubernetes can verify runAsNonRoot. There is no such account, and none is needed.

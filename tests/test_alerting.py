@@ -266,6 +266,7 @@ CPU_READ = {"kernel": "read", "threads": "all"}
         ("ServerDown", "DecodeRegressed", SERVER),
         ("ServerDown", "ProbesFailing", SERVER),
         ("ServerDown", "ResultsStale", SERVER),
+        ("ProbesFailing", "ResultsStale", SERVER),
         ("DecodeStalled", "DecodeBelowFloor", SERVER),
         ("DecodeStalled", "DecodeRegressed", SERVER),
     ],

@@ -16,6 +16,8 @@ from exporter.config import parse
 from exporter.service.daemon import serve
 from exporter.service.scheduler import Scheduler
 
+DEFAULT = ("env", "--default-signal=HUP")
+"""The tests themselves may have been started with nohup."""
 NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
 
 
@@ -74,9 +76,9 @@ def test_a_signal_while_it_starts(slow: str, command: str, number: int, status: 
 @pytest.mark.parametrize(
     ("slow", "before", "command", "status"),
     [
-        ("click", (), "serve", 143),
-        ("structlog", (), "serve", 0),
-        ("structlog", (), "report", -signal.SIGHUP),
+        ("click", DEFAULT, "serve", 143),
+        ("structlog", DEFAULT, "serve", 0),
+        ("structlog", DEFAULT, "report", -signal.SIGHUP),
         ("structlog", ("nohup",), "report", 143),
     ],
 )

@@ -1,7 +1,6 @@
 """The measuring loop against a fake llama-server: cycles, skips, recovery, staleness, liveness."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from structlog.testing import capture_logs
 
 from exporter.measure.probe import Identity
 from exporter.present.words import REASONS
-from exporter.roofline.ceiling import CEILING_LIFETIME_SECONDS, BandwidthRun, Kernel
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.prefill import PREFILL_TOKENS, PrefillSample
 from exporter.roofline.reason import Reason
@@ -245,29 +243,6 @@ async def test_a_configured_compute_peak_of_the_machine_is_its_servers(fake_llam
         assert (server.roof.compute_flops_per_second, server.roof.compute_source) == (2e12, "configured")
 
 
-async def test_a_machine_without_threads_is_a_reason(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-
-        def none_left() -> None:
-            raise RuntimeError("can't start new thread")
-
-        b.meter.during = none_left
-        snapshot = await b.scheduler.run_once(probe=False)
-        assert snapshot.host.problem is Reason.NO_THREADS
-        assert snapshot.host.rejected_passes == {Reason.NO_THREADS: 1}
-
-
-async def test_a_disturbed_first_run_is_made_again_at_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        b.meter.problem = Reason.PREEMPTED
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs == [True] * 3
-        b.meter.runs.clear()
-        b.meter.problem = Reason.NO_MEMORY
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs == [True]
-
-
 async def test_a_failed_probe_is_a_warning_when_it_is_new(fake_llama: FakeLlama, tmp_path: Path) -> None:
     """`--log.level warning` must not hide that nothing is measured any more; nor may each failure ring again."""
     fake_llama.behaviour.faults = {"/completion": "500"}
@@ -327,55 +302,6 @@ async def test_samples_below_the_threshold_are_counted_and_the_first_confirmed_s
         assert b.server.batches[1].below_threshold_samples == 0
 
 
-async def test_a_rejected_run_leaves_the_ceiling_in_force(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        await b.scheduler.run_once(probe=False)
-        b.meter.problem = Reason.NO_MEMORY
-        b.time.now += 300
-        snapshot = await b.scheduler.run_once(probe=False)
-        assert view(snapshot, b.time.now).in_force
-        assert snapshot.host.rejected_passes == {Reason.NO_MEMORY: 3}
-        assert snapshot.host.problem is Reason.NO_MEMORY
-        assert snapshot.host.runs == 2
-        assert snapshot.host.last_success_timestamp == pytest.approx(1.7e9 + 1000)
-
-
-async def test_other_cpus_have_their_own_ceiling(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    """A server that is seen only now, or was moved: the higher ceiling of more CPUs is not its ceiling."""
-    async with bench(fake_llama, tmp_path) as b:
-        await b.scheduler.run_once(probe=False)
-        b.meter.cpus, b.meter.read = (1,), 15 * GB
-        b.time.now += 300
-        snapshot = await b.scheduler.run_once(probe=False)
-        (read,) = (c for c in view(snapshot, b.time.now).in_force if c.kernel is Kernel.READ)
-        assert read.best_bytes_per_second == 15 * GB
-        assert snapshot.host.compute is None, "that of two CPUs"
-        b.time.now += 300
-        assert (await b.scheduler.run_once(probe=False)).host.compute
-        assert b.meter.runs == [True, False, True]
-
-
-async def test_the_cpus_of_a_server_that_appears_are_measured_soon(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    """A sidecar starts before its server, and cannot see its CPUs yet; one that flaps does not make kernels run."""
-    fake_llama.behaviour.loading = True
-    async with bench(fake_llama, tmp_path) as b:
-        await b.scheduler._check(b.watch)
-        await b.machine.measure()
-        assert b.machine.due == b.time.now + 300
-        b.time.now += 100
-        await b.scheduler._check(b.watch)
-        assert b.machine.due == b.time.now + 200, "it is still away"
-        fake_llama.behaviour.loading = False
-        await b.scheduler._check(b.watch)
-        assert b.machine.due == b.time.now
-        await b.machine.measure()
-        for loading in (True, False):
-            fake_llama.behaviour.loading = loading
-            b.time.now += 1
-            await b.scheduler._check(b.watch)
-        assert b.machine.due == b.time.now - 2 + 30
-
-
 async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_llama: FakeLlama, tmp_path: Path) -> None:
     """Full at the start and each hour, short in between; kernels and probes never at the same time."""
     async with bench(fake_llama, tmp_path) as b:
@@ -393,112 +319,6 @@ async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_ll
         assert b.server.succeeded >= 30
         assert b.scheduler.snapshot.duty_cycle_ratio >= 0
         assert b.meter.cancelled
-
-
-async def test_after_a_run_without_a_ceiling_the_next_comes_sooner(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    """30 s, 60 s, 120 s and so on up to the interval; a success goes back to it."""
-    async with bench(fake_llama, tmp_path) as b:
-        b.meter.problem = Reason.NO_MEMORY
-        pauses = []
-        for _ in range(6):
-            await b.scheduler.run_once(probe=False)
-            pauses.append(b.scheduler.machine.due - b.time.now)
-        assert pauses == [30, 60, 120, 240, 300, 300]
-        assert b.meter.runs == [True] * 6, "the full run is still owed"
-        b.meter.problem = None
-        await b.scheduler.run_once(probe=False)
-        assert b.scheduler.machine.due - b.time.now == 300
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs[-1] is False
-
-
-async def test_runs_that_take_long_and_find_nothing_get_one_percent_of_the_time(
-    fake_llama: FakeLlama, tmp_path: Path
-) -> None:
-    """Every core for seconds, beside a server that works: only the first attempts come soon after each other."""
-    async with bench(fake_llama, tmp_path) as b:
-        b.meter.problem = Reason.PREEMPTED
-
-        def slow() -> None:
-            b.time.now += 8
-
-        b.meter.during = slow
-        await b.scheduler.run_once(probe=False)
-        assert len(b.meter.runs) == 3
-        assert b.machine.due - b.time.now == 120 - 8
-        for _ in range(3):
-            b.time.now = b.machine.due
-            await b.machine.measure()
-            assert b.machine.due - b.time.now == 800
-        b.machine.server_appeared()
-        b.machine.configure(interval=60, meter=b.meter)
-        assert b.machine.due - b.time.now == 800
-        b.meter.problem = None
-        await b.machine.measure()
-        assert b.machine.due - b.time.now == 60 - 8
-        b.meter.problem = Reason.PREEMPTED
-        await b.machine.measure()
-        assert b.machine.due - b.time.now == 800, "with a ceiling in force there is no hurry"
-
-
-async def test_the_lack_of_a_read_ceiling_is_a_warning_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        with capture_logs() as logs:
-            for problem in (Reason.PREEMPTED, Reason.PREEMPTED, Reason.NO_MEMORY, None, Reason.PREEMPTED):
-                b.meter.problem = problem
-                await b.machine.measure()
-            b.time.now += CEILING_LIFETIME_SECONDS + 1
-            await b.machine.measure()
-        told = [(line["problem"], line["log_level"]) for line in logs]
-        assert told == [
-            ("preempted", "warning"),
-            ("preempted", "info"),
-            ("no_memory", "warning"),
-            (None, "info"),
-            ("preempted", "info"),
-            ("preempted", "warning"),
-        ]
-        assert [line.get("means") for line in logs[:2]] == [REASONS[Reason.PREEMPTED], None]
-
-
-async def test_a_triad_alone_is_no_floor_and_so_a_warning(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        whole = b.meter.measure
-
-        def no_read(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
-            run = whole(full=full, progress=progress)
-            triad = tuple(m for m in run.measurements if m.kernel is Kernel.TRIAD)
-            return replace(run, measurements=triad, problem=Reason.PREEMPTED)
-
-        b.meter.measure = no_read  # type: ignore[method-assign]
-        with capture_logs() as logs:
-            await b.machine.measure()
-        assert [line["log_level"] for line in logs] == ["warning"]
-
-
-@pytest.mark.parametrize("lost", ["triad", "compute"])
-async def test_a_run_that_lost_one_of_its_figures_is_made_again_in_full(
-    fake_llama: FakeLlama, tmp_path: Path, lost: str
-) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        whole = b.meter.measure
-
-        def lossy(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
-            run = whole(full=full, progress=progress)
-            if lost == "compute":
-                return replace(run, compute=None, compute_problem=Reason.PREEMPTED)
-            return replace(run, measurements=tuple(m for m in run.measurements if m.kernel is not Kernel.TRIAD))
-
-        b.meter.measure = lossy  # type: ignore[method-assign]
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs == [True] * 3, "the first one is tried again at once"
-        assert b.scheduler.machine.due - b.time.now < 300
-        b.meter.measure = whole  # type: ignore[method-assign]
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs[-1] is True
-        assert b.scheduler.machine.due - b.time.now == 300
-        await b.scheduler.run_once(probe=False)
-        assert b.meter.runs[-1] is False
 
 
 async def test_each_attempt_of_the_first_run_has_its_time(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -522,48 +342,6 @@ async def test_a_hung_loop_is_not_healthy(fake_llama: FakeLlama, tmp_path: Path)
         assert b.scheduler.healthy()
         b.time.now += 3 * 15 + 1
         assert not b.scheduler.healthy()
-
-
-async def test_kernels_wait_for_users_but_not_for_ever(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        await b.watch.check()
-        fake_llama.behaviour.foreign = frozenset({"before"})
-        assert not await b.scheduler._may_measure_bandwidth()
-        b.time.now += 301
-        assert await b.scheduler._may_measure_bandwidth(), "without any ceiling there is nothing to say"
-
-
-async def test_kernels_of_a_known_ceiling_wait_until_it_is_about_to_expire(
-    fake_llama: FakeLlama, tmp_path: Path
-) -> None:
-    async with bench(fake_llama, tmp_path) as b:
-        await b.scheduler.run_once(probe=False)
-        await b.watch.check()
-        fake_llama.behaviour.foreign = frozenset({"before"})
-        b.time.now += 301
-        assert not await b.scheduler._may_measure_bandwidth()
-        b.time.now += 22 * 3600
-        assert not await b.scheduler._may_measure_bandwidth()
-        b.time.now += 3600
-        assert await b.scheduler._may_measure_bandwidth()
-
-
-async def test_a_user_at_the_start_is_seen_before_the_first_kernel(fake_llama: FakeLlama, tmp_path: Path) -> None:
-    fake_llama.behaviour.foreign = frozenset({"before"})
-    loop, began = asyncio.get_running_loop(), asyncio.Event()
-    async with bench(fake_llama, tmp_path) as b:
-        start, seen = b.time.now, []
-
-        def during() -> None:
-            seen.append(b.time.now - start)
-            loop.call_soon_threadsafe(began.set)
-
-        b.meter.during = during
-        running = asyncio.create_task(b.scheduler.run())
-        await asyncio.wait_for(began.wait(), 20)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert 300 < seen[0] < 320, "one interval, for without a ceiling there is nothing to say"
 
 
 async def test_a_long_prompt_is_sent_only_when_asked_for(fake_llama: FakeLlama, tmp_path: Path) -> None:

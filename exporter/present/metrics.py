@@ -101,7 +101,7 @@ def _family(metric: Metric, series: Sequence[tuple[Labels, float]] = ()) -> Fami
 
 def build_registry(collector: Collector) -> CollectorRegistry:
     """A private registry with this collector and the process's own metrics, without `_created` series."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it untyped
     registry = CollectorRegistry()
     registry.register(collector)
     ProcessCollector(registry=registry)

@@ -139,17 +139,16 @@ class HostWatch:
         self._failed_runs = self._failed_runs + 1 if lacking else 0
         self.due, self._rested_at = started + self._interval, started + RETRY_SECONDS
         if lacking:
+            self._full_due = min(self._full_due, started)
             ended = self._clocks.monotonic()
             if self._measured_at is not None or self._failed_runs > FIRST_ATTEMPTS:
                 self._rested_at = max(self._rested_at, ended + REST_RATIO * (ended - started))
             retry = min(self._interval, RETRY_SECONDS * 2 ** min(self._failed_runs - 1, 10))
             self.due = max(started + retry, self._rested_at)
-        if run.problem is None:
-            self._measured_at = started
-        if lacking:
-            self._full_due = min(self._full_due, started)
         elif full:
             self._full_due = started + FULL_RUN_SECONDS
+        if run.problem is None:
+            self._measured_at = started
 
     def _move(self, started: float, run: BandwidthRun) -> None:
         """On other CPUs than before, as when the server is seen at last, what those sustained is no ceiling."""

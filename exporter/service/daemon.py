@@ -16,7 +16,6 @@ from exporter.config import Settings, to_yaml
 from exporter.present.metrics import SnapshotCollector, build_registry
 from exporter.roofline.snapshot import Snapshot
 from exporter.service.ceilings import Progress
-from exporter.service.peaks import with_peaks
 from exporter.service.reload import Reloader
 from exporter.service.scheduler import Scheduler
 from exporter.service.web import Served, build_app
@@ -47,7 +46,7 @@ async def serve(
     """Runs the daemon until SIGTERM or SIGINT; SIGHUP reads the configuration again.
 
     Args:
-        settings: The configuration.
+        settings: The configuration, peaks looked up (peaks.py).
         addresses: Where to listen, host and port.
         load: Reads the configuration again; raises ConfigError. None when there is nothing to read.
         progress: Told what is being measured.
@@ -57,10 +56,9 @@ async def serve(
 
     Raises:
         ListenError: An address is taken, or not this machine's.
-        PeakError: A GPU server's bandwidth is not known.
     """
     stop = asyncio.Event()
-    reloader = Reloader(with_peaks(settings), load, CLOCKS.unix)
+    reloader = Reloader(settings, load, CLOCKS.unix)
     loop = asyncio.get_running_loop()
 
     def end() -> None:

@@ -5,8 +5,8 @@ import sys
 from typing import Final, Literal
 
 # structlog loads rich where it finds it, 3 MiB, for tracebacks that no log of ours shows; None hides it meanwhile.
-sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-import structlog  # noqa: E402
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # Python's own sign for a module that is not there
+import structlog  # noqa: E402 - after what it must not find
 
 if sys.modules.get("rich") is None:
     del sys.modules["rich"]

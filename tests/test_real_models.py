@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -136,12 +137,11 @@ def test_grouped_heads_share_their_cache(measured: dict[str, Served], name: str)
 def test_step_times_of_experts_follow_active_bytes_not_file_bytes(measured: dict[str, Served]) -> None:
     dense, experts, whole = (measured[name] for name in SHAPES)
     depth = experts.samples[0].depth
-    file_ratio = experts.path.stat().st_size / dense.path.stat().st_size
-    active_ratio = experts.footprint.step(1, depth).bytes / dense.footprint.step(1, depth).bytes
-    assert file_ratio > 3
-    assert active_ratio == pytest.approx(1, abs=0.03)
+    active, read = experts.footprint.step(1, depth).bytes, whole.footprint.step(1, depth).bytes
+    assert active == pytest.approx(dense.footprint.step(1, depth).bytes, rel=0.03)
+    assert read == pytest.approx(experts.path.stat().st_size, rel=0.03)
+    assert read > 3 * active
     seconds = {name: served.step_seconds for name, served in measured.items()}
-    assert 0.6 * active_ratio < seconds["experts"] / seconds["dense"] < 1.6 * active_ratio, seconds
-    # The machine would have told a whole read of that file apart.
-    assert whole.footprint.step(1, depth).bytes == pytest.approx(experts.path.stat().st_size, rel=0.03)
-    assert seconds["whole"] / seconds["experts"] > 0.6 * file_ratio, seconds
+    # `dense` may stay in a large cache between steps, where `experts` and `whole` may not: nearer to the one than to
+    # the other, as a ratio, is what every machine must show.
+    assert seconds["experts"] < sqrt(seconds["dense"] * seconds["whole"]), seconds

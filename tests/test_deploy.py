@@ -63,7 +63,7 @@ def test_promtool_accepts_the_scrape_configuration(promtool: str, path: Path, tm
     checked.write_text(yaml.safe_dump(config))
     done = run(promtool, "check", "config", checked)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "13 rules found" in done.stdout
+    assert "14 rules found" in done.stdout
 
 
 @every_config
@@ -93,13 +93,13 @@ def test_discovery_in_kubernetes_finds_the_sidecars_port_and_nothing_else() -> N
 def test_amtool_accepts_the_alertmanager_configuration() -> None:
     done = run(program("amtool"), "check-config", PROMETHEUS / "alertmanager.yaml")
     assert done.returncode == 0, done.stderr
-    assert "4 inhibit rules" in done.stdout
+    assert "5 inhibit rules" in done.stdout
 
 
 def test_inhibition_and_routes_name_alerts_that_exist() -> None:
     alerts = {rule["alert"] for group in load(PROMETHEUS / "rules.yaml")["groups"] for rule in group["rules"]}
     inhibited = re.findall(r'alertname=~?"([^"]+)"', (PROMETHEUS / "alertmanager.yaml").read_text())
-    assert len(inhibited) == 9
+    assert len(inhibited) == 11
     for names in inhibited:
         assert set(names.split("|")) <= alerts
 

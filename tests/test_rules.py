@@ -34,6 +34,7 @@ PROMISED = {
     "ExporterAbsent",
     "DecodeImplausible",
     "ConfigReloadFailed",
+    "CollectorErrors",
 }
 SITUATIONS = ("silent", "pending", "firing", "recovered", "series gone", "one bad sample", "idle", "operator labels")
 WEAKENED = (
@@ -88,6 +89,10 @@ WEAKENED = (
     ("ExporterDown", 'and up{job=~"(.*/)?roofline.*"}', ""),
     ("ExporterAbsent", "(.*/)?roofline.*", "roofline"),
     ("ConfigReloadFailed", "max_over_time", "min_over_time"),
+    ("CollectorErrors", "increase(roofline_collector_errors_total[10m])", "roofline_collector_errors_total"),
+    ("CollectorErrors", "increase(", "changes("),
+    ("CollectorErrors", "[10m]", "[2m]"),
+    ("CollectorErrors", "15m", "10m"),
 )
 """A change to each alert's expression, `for` or `keep_firing_for` that takes one of its promises back."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 from fake_llama import FakeLlama
+from gguf_files import Shape, write_model
 from hypothesis import settings
 from real import missing, require
 
@@ -38,6 +39,26 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return assemble_model(tmp_path_factory.mktemp("model"))
     except DemoModelError as error:
         missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that no machine decodes as fast as memory allows: 2-bit weights take far longer to unpack than to read.
+
+    The real one may stay in a large cache, and then its decode has no floor ratio: it is implausible.
+    """
+    shape = Shape(
+        layers=8,
+        embedding=1024,
+        heads=16,
+        kv_heads=4,
+        feed_forward=4096,
+        vocabulary=4096,
+        context=4096,
+        quantization="IQ2_XXS",
+    )
+    (path,) = write_model(tmp_path_factory.mktemp("slow") / "slow.gguf", shape)
+    return path
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

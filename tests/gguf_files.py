@@ -43,7 +43,7 @@ class Shape:
 
     Attributes:
         tied: The output head is the embedding.
-        quantization: ggml's name of the matrices' type: F32, F16, Q8_0, Q4_0, ... that the package can write.
+        quantization: ggml's name of the matrices' type: F32, F16, ... that the package can write, or one of BLOCKS.
     """
 
     layers: int = 2
@@ -88,6 +88,10 @@ class Shape:
         return found
 
 
+BLOCKS = {"Q8_0": (32, 34, 0.05 / 74), "IQ2_XXS": (256, 66, 0.05 / 53)}
+"""Types whose weights can be drawn instead of quantized, which would take a minute for a few hundred megabytes: weights
+and bytes of a block, and the scale at its head with which the weights deviate by 0.05 whatever the other bytes are."""
+
 DENSE = Shape()
 EXPERTS = Shape(experts=8, experts_used=2)
 
@@ -115,8 +119,8 @@ def write_model(path: Path, shape: Shape = DENSE, *, split_max_tensors: int = 0,
         norm = len(dims) == 1
         # Norms and the router stay in F32, as converters leave them.
         kind = gguf.GGMLQuantizationType.F32 if norm or "ffn_gate_inp" in name else matrix_type
-        if kind == gguf.GGMLQuantizationType.Q8_0:
-            writer.add_tensor(name, _q8_0_blocks(generator, dims), raw_dtype=kind)
+        if kind.name in BLOCKS:
+            writer.add_tensor(name, _drawn(generator, dims, *BLOCKS[kind.name]), raw_dtype=kind)
             continue
         weights: np.ndarray = generator.standard_normal(dims, dtype=np.float32) * 0.05 + (1 if norm else 0)
         writer.add_tensor(name, gguf.quantize(weights, kind), raw_dtype=kind)
@@ -127,13 +131,12 @@ def write_model(path: Path, shape: Shape = DENSE, *, split_max_tensors: int = 0,
     return sorted(path.parent.glob(f"{path.stem}*.gguf"))
 
 
-def _q8_0_blocks(generator: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
-    """Random weights drawn as Q8_0 blocks: quantizing a few hundred megabytes would take a minute."""
+def _drawn(generator: np.random.Generator, dims: tuple[int, ...], weights: int, size: int, scale: float) -> np.ndarray:
+    """Random blocks, each a scale in half precision and bytes of which every value is valid."""
     import numpy as np  # noqa: PLC0415 - comes with gguf
 
-    blocks = generator.integers(0, 256, (*dims[:-1], dims[-1] // 32, 34), dtype=np.uint8)
-    # A block is a half-precision scale and 32 signed bytes; theirs deviate by 74, the weights by 0.05.
-    blocks[..., :2] = np.frombuffer(np.float16(0.05 / 74).tobytes(), dtype=np.uint8)
+    blocks = generator.integers(0, 256, (*dims[:-1], dims[-1] // weights, size), dtype=np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(scale).tobytes(), dtype=np.uint8)
     drawn: np.ndarray = blocks.reshape(*dims[:-1], -1)
     return drawn
 

@@ -1,6 +1,7 @@
 """Real processes for tests: the exporter as its user starts it, a llama.cpp server, a Prometheus."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -36,13 +37,19 @@ def wait_for(what: str, seconds: float, ask: Callable[[], _T]) -> _T:
 
 
 def free_port() -> int:
+    """A port that nobody listens on, and that the system gives to no outgoing connection in the meantime."""
+    range_of_clients = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    below = range(max(1024, int(range_of_clients[0]) - 20_000), int(range_of_clients[0]))
+    for port in random.sample(below, min(100, len(below))):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        given: int = listener.getsockname()[1]
+        return given
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own servers on this machine
+    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own servers on this machine
         text: str = answer.read().decode()
         return text
 
@@ -56,7 +63,7 @@ def running(command: Sequence[str | Path], **options: Any) -> Iterator[subproces
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -71,7 +78,7 @@ class Exporter:
         self.log: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.url = str(wait_for("listening", 10, lambda: self.logged("listening"))[0]["urls"][0])
+        self.url = str(wait_for("listening", 60, lambda: self.logged("listening"))[0]["urls"][0])
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -88,9 +95,9 @@ class Exporter:
         """Sends a signal; the exit status and how long the end took, seconds."""
         began = time.monotonic()
         self.process.send_signal(number)
-        status = self.process.wait(20)
+        status = self.process.wait(60)
         seconds = time.monotonic() - began
-        self._reader.join(5)
+        self._reader.join(60)
         return status, seconds
 
 
@@ -113,7 +120,7 @@ def llama(model: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[
     module = "exporter.service.llama_child"
     command = (sys.executable, "-m", module, "--model", str(model), "--port", str(port), *arguments)
     with running(command, stderr=subprocess.DEVNULL) as process:
-        wait_for("llama.cpp", 60, lambda: get(f"http://127.0.0.1:{port}/health"))
+        wait_for("llama.cpp", 120, lambda: get(f"http://127.0.0.1:{port}/health"))
         yield process
 
 
@@ -132,9 +139,9 @@ class Prometheus:
 
 @contextmanager
 def prometheus_scraping(program: str, target: str, directory: Path) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes the target every second."""
+    """A Prometheus that scrapes the target every two seconds; on a busy machine one may not be enough for an answer."""
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s"},
         "scrape_configs": [{"job_name": "roofline", "static_configs": [{"targets": [target]}]}],
     }
     with prometheus_running(program, config, directory) as prometheus:
@@ -158,7 +165,7 @@ def prometheus_running(
     )
     with running(command) as process:
         url = f"http://127.0.0.1:{port}"
-        wait_for("Prometheus", 30, lambda: get(f"{url}/-/ready"))
+        wait_for("Prometheus", 120, lambda: get(f"{url}/-/ready"))
         yield Prometheus(url)
         process.send_signal(signal.SIGTERM)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
+import yaml
 from processes import (
     COMMAND,
     SHIPPED,
@@ -80,7 +81,7 @@ class Alertmanager:
 
 def wait_for_alert(alertmanager: Alertmanager, name: str) -> dict[str, Any]:
     """The alert, once Alertmanager has heard of it."""
-    wait_for(f"{name} in Alertmanager", 15, lambda: name in alertmanager.alerts())
+    wait_for(f"{name} in Alertmanager", 60, lambda: name in alertmanager.alerts())
     return alertmanager.alerts()[name]
 
 
@@ -98,7 +99,7 @@ def alertmanager_running(program: str, directory: Path) -> Iterator[Alertmanager
     )
     with running(command) as process:
         url = f"http://127.0.0.1:{port}"
-        wait_for("Alertmanager", 30, lambda: get(f"{url}/-/ready"))
+        wait_for("Alertmanager", 120, lambda: get(f"{url}/-/ready"))
         yield Alertmanager(url)
         process.send_signal(signal.SIGTERM)
 
@@ -137,7 +138,7 @@ def measured_floor_ratio(port: int, directory: Path) -> float:
     command = (*COMMAND, "--config.file", str(file), "report", "--format", "json")
     ratios: list[float] = []
     for _ in range(8):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode in {0, 3}, done.stdout + done.stderr
         if done.returncode == 0:
             ((batch,),) = [server["batches"] for server in json.loads(done.stdout)["servers"]]
@@ -183,11 +184,11 @@ def alertmanager(alertmanager_program: str, tmp_path: Path) -> Iterator[Alertman
 
 @pytest.fixture(scope="module")
 def scene(
-    real_model: Path, prometheus: str, alertmanager_program: str, tmp_path_factory: pytest.TempPathFactory
+    slow_model: Path, prometheus: str, alertmanager_program: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
     directory, port = tmp_path_factory.mktemp("alerting"), free_port()
     # One thread: while other tests keep the machine busy, two threads wait for each other far more than they work.
-    with llama(real_model, port, "--threads", "1") as server:
+    with llama(slow_model, port, "--threads", "1") as server:
         # Well below what was measured: other processes of the machine must not ring, and SLOWER must.
         threshold = round(0.4 * measured_floor_ratio(port, directory), 4)
         with (
@@ -218,10 +219,12 @@ def test_the_rules_are_evaluated_without_an_error(scene: Scene) -> None:
         groups = json.loads(get(f"{scene.prometheus.url}/api/v1/rules"))["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
-    assert len(rules()) == 13
+    groups = yaml.safe_load((SHIPPED / "rules.yaml").read_text())["groups"]
+    assert len(rules()) == sum(len(group["rules"]) for group in groups) > 10
     # The groups with an interval of their own first run up to a minute, or 5, after the start; no error shows before.
+    soon = sum(len(group["rules"]) for group in groups if "interval" not in group)
+    wait_for("an evaluation", 60, lambda: sum(rule["health"] != "unknown" for rule in rules()) >= soon)
     evaluated = [rule for rule in rules() if rule["health"] != "unknown"]
-    assert len(evaluated) >= 11
     assert {rule["health"] for rule in evaluated} == {"ok"}
     ringing = {rule["name"] for rule in evaluated if rule["state"] == "firing"}
     assert ringing <= {"CeilingDropped", "DecodeBelowFloor"}, "a busy machine may ring these"
@@ -243,8 +246,8 @@ def test_a_slowed_server_rings_and_a_recovered_one_resolves(scene: Scene) -> Non
     assert told["annotations"]["runbook_url"].endswith("runbook.md#decodebelowfloor")
 
     wait_for("the alert resolved in Prometheus", 120, lambda: not scene.firing("DecodeBelowFloor"))
-    wait_for("it ended", 30, lambda: "DecodeBelowFloor" not in scene.alertmanager.alerts())
-    wait_for("a good sample", 30, lambda: scene.prometheus.query(scene.healthy))
+    wait_for("it ended", 120, lambda: "DecodeBelowFloor" not in scene.alertmanager.alerts())
+    wait_for("a good sample", 120, lambda: scene.prometheus.query(scene.healthy))
 
 
 HOST = {"job": "roofline", "instance": "10.0.0.5:10470"}
@@ -284,13 +287,13 @@ def test_a_cause_silences_its_effect_and_no_other(
         alertmanager.post([{"labels": ringing, "endsAt": ends}])
         found = wait_for_alert(alertmanager, effect)
         alertmanager.post([{"labels": ringing, "endsAt": datetime.now(UTC).isoformat()}])
-        wait_for("its end", 10, lambda: effect not in alertmanager.alerts())
+        wait_for("its end", 60, lambda: effect not in alertmanager.alerts())
         return str(found["status"]["state"])
 
     assert state_of(SERVER) != "suppressed", "before the cause rings"
     alertmanager.post([{"labels": {"alertname": cause, **both, **labels}, "endsAt": ends}])
-    wait_for(cause, 10, lambda: cause in alertmanager.alerts())
-    wait_for(f"{effect} suppressed", 10, lambda: state_of(SERVER) == "suppressed")
+    wait_for(cause, 60, lambda: cause in alertmanager.alerts())
+    wait_for(f"{effect} suppressed", 60, lambda: state_of(SERVER) == "suppressed")
     assert state_of({**SERVER, "instance": "10.0.0.6:10470"}) != "suppressed"
     assert state_of({**SERVER, "cluster": "c2"}) != "suppressed"
     other_server = state_of({**SERVER, "server": "other"})

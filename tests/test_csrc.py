@@ -16,6 +16,8 @@ from cffi import FFI
 if TYPE_CHECKING:
     from types import ModuleType
 
+pytestmark = pytest.mark.timeout(1200)  # emulators and checkers, on a busy machine
+
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 TESTS = sorted(str(path) for path in (ROOT / "tests" / "csrc").glob("*.c"))
@@ -51,7 +53,7 @@ def run(command: list[str], *, instrumented: bool = False, expect_isa: str | Non
     env = INSTRUMENTED if instrumented else dict(os.environ)
     if expect_isa is not None:
         env = env | {"MEMBENCH_EXPECT_ISA": expect_isa}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1100, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
 

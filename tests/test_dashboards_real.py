@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def scene(real_model: Path, prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with set_up(real_model, prometheus, tmp_path_factory.mktemp("dashboards")) as found:
+def scene(slow_model: Path, prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with set_up(slow_model, prometheus, tmp_path_factory.mktemp("dashboards")) as found:
         yield found
 
 

@@ -179,13 +179,13 @@ def test_every_reason_that_a_probe_can_give_is_provoked() -> None:
 
 async def test_a_healthy_server_among_faulty_ones_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty servers, each broken in its own way, and one that is well."""
-    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 2.0)
+    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 4.0)
     names = [name for name, case in FAULTS.items() if not case.keys][::3][:40]
     async with AsyncExitStack() as stack:
         fakes = [await stack.enter_async_context(FakeLlama(FAULTS[name].behaviour())) for name in names]
         fakes.append(await stack.enter_async_context(FakeLlama()))
         servers: list[dict[str, object]] = [{"url": fake.url} for fake in fakes]
-        running = await stack.enter_async_context(station(servers, tmp_path, timeout=2, batches=(2,)))
+        running = await stack.enter_async_context(station(servers, tmp_path, timeout=4, batches=(2,)))
         await scraped_during(running, running.scheduler.run_once())
         samples, _ = await running.scrape()
         for name, watch in zip(names, running.watches, strict=False):
@@ -199,7 +199,7 @@ async def test_a_healthy_server_among_faulty_ones_is_measured(tmp_path: Path, mo
 async def test_what_never_ends_is_left_before_its_time_is_up(name: str) -> None:
     async with FakeLlama(FAULTS[name].behaviour()) as fake, open_session(fake.url, None) as session:
         client = LlamaClient(session, fake.url, None)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             found = await (client.props(120) if "body" in name else client.complete([[1, 2]], 16, 120))
         assert found is FAULTS[name].reason
 

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from exporter.service.live import PACE_SECONDS, QUICK_SECONDS
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 CONFIG = """
-bandwidth: {{interval: 1h, max_memory: 128MiB}}
+bandwidth: {{interval: 15s, max_memory: 128MiB, threads: 1}}
 probe: {{interval: 1h, health_interval: 1s, seconds: 0.5, batches: [1], max_duty_cycle: 0.5}}
 servers: [{{name: demo, url: 'http://127.0.0.1:{port}', live: {live}}}]
 """
@@ -43,6 +44,24 @@ def generate(port: int, streams: int, tokens: int) -> list[float]:
     )
     with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310 - our own server on this machine
         return [time.monotonic() for line in answer if line.startswith(b"data:") and b'"stop":false' in line]
+
+
+@contextmanager
+def users(port: int, streams: int) -> Iterator[None]:
+    """Streams that come again as soon as they end: on a busy machine it may take long to see enough of them."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            generate(port, streams, 200)
+
+    client = threading.Thread(target=go_on)
+    client.start()
+    try:
+        yield
+    finally:
+        over.set()
+        client.join()
 
 
 def enough(port: int, streams: int) -> int:
@@ -73,9 +92,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(real_model: Path, tmp_path: Path) -> Iterator[Scene]:
+def scene(slow_model: Path, tmp_path: Path) -> Iterator[Scene]:
     port = free_port()
-    with llama(real_model, port), exporter(CONFIG.format(port=port, live="slots"), tmp_path) as running:
+    with (
+        llama(slow_model, port, "--threads", "1"),
+        exporter(CONFIG.format(port=port, live="slots"), tmp_path) as running,
+    ):
         found = Scene(port, running)
         found.settled()
         yield found
@@ -102,7 +124,7 @@ async def test_tokens_per_second_are_within_three_percent(real_model: Path, stre
         async with open_session(f"http://127.0.0.1:{port}", None) as session:
             client = LlamaClient(session, f"http://127.0.0.1:{port}", None)
             deviations = []
-            for _ in range(2):
+            for _ in range(4):
                 track, arrivals = await followed(client, port, streams)
                 sample = track.sample()
                 assert sample is not None
@@ -114,29 +136,29 @@ async def test_tokens_per_second_are_within_three_percent(real_model: Path, stre
                 deviations.append(sample.tokens_per_second / (counted / seconds) - 1)
                 if abs(deviations[-1]) <= 0.03:
                     return
-    pytest.fail(f"twice apart: {deviations}")
+    pytest.fail(f"always apart: {deviations}")
 
 
 def test_figures_agree_with_each_other_and_go_with_the_traffic(scene: Scene) -> None:
-    generate(scene.port, 2, enough(scene.port, 2))
-    found = scene.server()
+    wait_for("a ceiling", 240, lambda: scene.server()["ceilings"])
+    with users(scene.port, 2):
+        found = wait_for("figures", 120, lambda: s if "live_floor_ratio" in (s := scene.server()) else None)
+        assert found is not None
+        checked = verify.verify(json.loads(scene.exporter.get("/api/v1/snapshot")))
     assert found["live_streams"] == pytest.approx(2)
     assert found["live_tokens_per_second"] * found["live_step_seconds"] == pytest.approx(2, rel=0.03)
     assert 0 < found["live_floor_ratio"] < 1
-    assert verify.verify(json.loads(scene.exporter.get("/api/v1/snapshot")))[1] == []
-    wait_for("the end of the figures", 10, lambda: "live_step_seconds" not in scene.server())
+    assert checked[1] == []
+    wait_for("the end of the figures", 60, lambda: "live_step_seconds" not in scene.server())
     assert "roofline_live_" not in scene.exporter.get("/metrics")
-    wait_for("ready", 5, lambda: scene.state() == "ready")
+    wait_for("ready", 60, lambda: scene.state() == "ready")
 
 
 def test_users_are_seen_while_they_are_served(scene: Scene) -> None:
-    client = threading.Thread(target=generate, args=(scene.port, 2, enough(scene.port, 2)))
-    client.start()
-    try:
-        wait_for("busy", 10, lambda: scene.state() == "busy")
+    wait_for("a ceiling", 240, lambda: scene.server()["ceilings"])
+    with users(scene.port, 2):
+        wait_for("busy", 60, lambda: scene.state() == "busy")
         wait_for("figures", 120, lambda: "roofline_live_floor_ratio" in scene.exporter.get("/metrics"))
-    finally:
-        client.join()
 
 
 def test_counters_of_a_server_without_slots(real_model: Path, tmp_path: Path) -> None:
@@ -148,15 +170,19 @@ def test_counters_of_a_server_without_slots(real_model: Path, tmp_path: Path) ->
     ):
         scene = Scene(port, running)
         scene.settled()
-        time.sleep(3)
-        tokens = enough(port, 1)
-        arrivals = generate(port, 1, tokens)
-        step = (arrivals[-1] - arrivals[0]) / (tokens - 1)
-        found = wait_for("figures", 10, lambda: s if "live_step_seconds" in (s := scene.server()) else None)
-        assert found is not None
-        assert found["live_step_seconds"] == pytest.approx(step, rel=0.05)
-        assert "live_floor_ratio" not in found
-        assert found["live"] == {"source": "metrics", "shares": []}
+        deviations: list[float] = []
+        # Others may slow down the part that only one side has seen: one of three.
+        while len(deviations) < 3 and not any(abs(deviation) <= 0.05 for deviation in deviations):
+            time.sleep(3)
+            tokens = enough(port, 1)
+            arrivals = generate(port, 1, tokens)
+            step = (arrivals[-1] - arrivals[0]) / (tokens - 1)
+            found = wait_for("figures", 60, lambda: s if "live_step_seconds" in (s := scene.server()) else None)
+            assert found is not None
+            assert "live_floor_ratio" not in found
+            assert found["live"] == {"source": "metrics", "shares": []}
+            deviations.append(found["live_step_seconds"] / step - 1)
+        assert abs(deviations[-1]) <= 0.05, deviations
 
 
 def test_a_stopped_server_is_stalled_and_recovers(real_model: Path, tmp_path: Path) -> None:
@@ -170,15 +196,15 @@ def test_a_stopped_server_is_stalled_and_recovers(real_model: Path, tmp_path: Pa
         probes = scene.server()["probes_total"]
         server.send_signal(signal.SIGSTOP)
         try:
-            wait_for("stalled", 20, lambda: scene.state() == "stalled")
+            wait_for("stalled", 60, lambda: scene.state() == "stalled")
             assert 'roofline_server_up{server="demo"} 0.0' in running.get("/metrics")
             time.sleep(8)
             assert scene.state() == "stalled", "it stays so"
         finally:
             server.send_signal(signal.SIGCONT)
-        wait_for("ready", 20, lambda: scene.state() == "ready")
-        generate(port, 2, enough(port, 2))
-        wait_for("users' figures", 10, lambda: "live_step_seconds" in scene.server())
+        wait_for("ready", 60, lambda: scene.state() == "ready")
+        with users(port, 2):
+            wait_for("users' figures", 120, lambda: "live_step_seconds" in scene.server())
         assert scene.server()["probes_total"] >= probes
 
 
@@ -192,12 +218,12 @@ def test_a_server_stopped_in_the_middle_of_an_answer_goes_on_with_it(real_model:
         scene.settled()
         client = threading.Thread(target=generate, args=(port, 1, enough(port, 1)))
         client.start()
-        wait_for("busy", 10, lambda: scene.state() == "busy")
+        wait_for("busy", 60, lambda: scene.state() == "busy")
         server.send_signal(signal.SIGSTOP)
         try:
-            wait_for("stalled", 20, lambda: scene.state() == "stalled")
+            wait_for("stalled", 60, lambda: scene.state() == "stalled")
         finally:
             server.send_signal(signal.SIGCONT)
-        wait_for("busy again", 20, lambda: scene.state() in {"busy", "ready"})
+        wait_for("busy again", 60, lambda: scene.state() in {"busy", "ready"})
         client.join()
-        wait_for("ready", 10, lambda: scene.state() == "ready")
+        wait_for("ready", 60, lambda: scene.state() == "ready")

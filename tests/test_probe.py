@@ -115,7 +115,8 @@ async def test_faults_of_the_answer(change: dict[str, object], reason: Reason, t
     ],
 )
 async def test_faults_of_the_transport(fault: Fault, reason: Reason, tmp_path: Path) -> None:
-    assert await measured(Behaviour(faults={"/completion": fault}), tmp_path, timeout=0.3) is reason
+    timeout = 0.3 if reason is Reason.TIMEOUT else 10.0
+    assert await measured(Behaviour(faults={"/completion": fault}), tmp_path, timeout=timeout) is reason
 
 
 async def test_a_stream_that_stops_coming_times_out(tmp_path: Path) -> None:

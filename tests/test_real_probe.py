@@ -116,7 +116,7 @@ async def test_a_server_that_is_stopped_in_the_middle_is_given_up_and_measured_w
             os.kill(child.pid, signal.SIGSTOP)
             try:
                 assert await ours in {Reason.TIMEOUT, Reason.STREAM_CUT}
-                assert time.monotonic() - began < 8
+                assert time.monotonic() - began < 30, "4 s, and what a busy machine adds"
                 assert await client.health(0.5) is Reason.TIMEOUT
             finally:
                 os.kill(child.pid, signal.SIGCONT)

@@ -211,7 +211,7 @@ def post(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(KEY)
@@ -226,7 +226,7 @@ def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path
             def sampled() -> bool:
                 return 'roofline_decode_step_seconds{batch="2",server="local"}' in running.get("/metrics")
 
-            wait_for("a sample", 60, sampled)
+            wait_for("a sample", 90, sampled)
             before = values(running.get("/metrics"))
 
             file.write_text(config(fraction=0.5, more=f"  - {{name: second, url: 'http://127.0.0.1:{free_port()}'}}\n"))

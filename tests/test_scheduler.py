@@ -308,7 +308,7 @@ async def test_the_loop_measures_bandwidth_first_then_probes_and_goes_on(fake_ll
         probing_during_kernels: list[int] = []
         b.meter.during = lambda: probing_during_kernels.append(fake_llama._open_completions)
         task = asyncio.create_task(b.scheduler.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await b.meter.fourteen.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

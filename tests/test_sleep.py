@@ -175,9 +175,9 @@ def test_a_real_server_falls_asleep_beside_the_exporter(real_model: Path, tmp_pa
                 (told_of,) = json.loads(found.get("/api/v1/snapshot"))["servers"]
                 return str(told_of["state"])
 
-            wait_for("an answer", 30, lambda: state() != "unreachable")
+            wait_for("an answer", 120, lambda: state() != "unreachable")
             if told:
-                wait_for("sleeping", 60, lambda: state() == "sleeping")
+                wait_for("sleeping", 120, lambda: state() == "sleeping")
                 time.sleep(5)
                 assert state() == "sleeping"
             else:

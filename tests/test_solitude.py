@@ -82,7 +82,7 @@ async def test_probes_are_marked_so_that_none_is_taken_for_a_user(tmp_path: Path
 
 async def client_of_user(fake: FakeLlama, tokens: int, prompt: int = 8) -> None:
     """A user's request, from beginning to end."""
-    async with client_of(fake) as user, asyncio.timeout(10):
+    async with client_of(fake) as user, asyncio.timeout(60):
         body = {"prompt": list(range(100, 100 + prompt)), "n_predict": tokens}
         async with user._session.post(fake.url + "/completion", json=body) as answer:
             await answer.read()
@@ -126,7 +126,7 @@ async def test_a_long_probe_gives_way_to_a_user(
         for name, value in change.items():
             setattr(fake.behaviour, name, value)
         identity = replace(identity, props=told(identity.props, fake.behaviour))
-        result = await complete_politely(client, identity.props, [[1, 2, 3]], 21, 10)
+        result = await complete_politely(client, identity.props, [[1, 2, 3]], 41, 30)
         assert (result is Reason.GAVE_WAY) == gives_way
         fake.behaviour.faults, fake.behaviour.foreign = {}, frozenset()
         await asyncio.sleep(0.3)
@@ -142,11 +142,11 @@ async def test_with_every_slot_ours_a_waiting_user_shows_in_the_metrics(monkeypa
     behaviour = Behaviour(real_time=True, step_seconds=lambda _: 0.05, n_slots=2)
     async with FakeLlama(behaviour) as fake, client_of(fake) as client:
         props = (await seen(client)).props
-        ours = asyncio.ensure_future(complete_politely(client, props, [[1, 2], [3, 4]], 60, 10))
+        ours = asyncio.ensure_future(complete_politely(client, props, [[1, 2], [3, 4]], 200, 60))
         await asyncio.sleep(0.1)
         began = time.monotonic()
         await client_of_user(fake, 2)
-        assert time.monotonic() - began < 1.5, "3 s of decoding were ahead of the user"
+        assert time.monotonic() - began < 5, "10 s of decoding were ahead of the user"
         assert await ours is Reason.GAVE_WAY
 
 
@@ -279,7 +279,7 @@ async def test_once_seen_asleep_a_server_is_probed_once_after_each_user(fake_lla
 async def test_a_hung_server_costs_the_loop_one_wait_and_is_told_once(
     fake_llama: FakeLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 0.2)
+    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 1.0)
     async with bench(fake_llama, tmp_path) as b:
         await b.watch.check()
         fake_llama.behaviour.faults = {"*": "hang"}
@@ -289,7 +289,7 @@ async def test_a_hung_server_costs_the_loop_one_wait_and_is_told_once(
             await b.watch.cycle()
             pauses.append(b.watch.due - b.time.now)
             b.time.now = b.watch.due
-        assert time.monotonic() - began < 0.8, "the first cycle alone waits"
+        assert time.monotonic() - began < 4, "the first cycle alone waits"
         assert pauses == sorted(pauses)
         assert pauses[-1] > 8 * pauses[0]
         assert capsys.readouterr().out.count("no probe") == 1

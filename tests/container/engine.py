@@ -28,6 +28,9 @@ LOCK_SECONDS = 900.0
 PORT = 10470
 USER = 65532
 """The exporter's."""
+CPUS = sorted(os.sched_getaffinity(0))
+ENOUGH_MEMORY = f"{max(128, 70 + 7 * len(CPUS))}m"
+"""As README reckons it for the CPUs of this machine."""
 
 # Isolated: its own socket, state and storage, no bridge and no packet filter, hence no trace on this machine's network.
 DAEMON_FLAGS = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--log-level=warn")

@@ -12,11 +12,10 @@ from pathlib import PurePath
 from typing import Final
 
 from exporter.measure.json_values import Json, integer, label, loads, mapping, milliseconds, positive, text
-from exporter.roofline.proof import Stream
+from exporter.roofline.proof import LEAST_MS, Stream
 from exporter.roofline.reason import Reason
 from exporter.roofline.slots import PROBE_SEED, Slot
 
-_LEAST_MS: Final = 1e-3
 _ROUTER_REFUSALS: Final = {
     "model name is missing from the request": Reason.MODEL_NOT_NAMED,
     "model is not loaded": Reason.MODEL_UNLOADED,
@@ -203,4 +202,4 @@ def finished_stream(tokens: StreamTokens) -> Stream:
 def _generation_ms(value: Json) -> float | None:
     """The server counts in microseconds, one at least; a smaller figure is not its own."""
     found = milliseconds(value)
-    return found if found is not None and found >= _LEAST_MS else None
+    return found if found is not None and found >= LEAST_MS else None

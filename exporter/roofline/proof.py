@@ -27,6 +27,8 @@ MAX_DISAGREEMENT: Final = 0.1
 """Streams that share their steps agree on the step time; more than this apart, some steps were not shared."""
 MAX_UNACCOUNTED: Final = 0.02
 """The single steps must add up to the whole, but for this part of it and one step."""
+LEAST_MS: Final = 1e-3
+"""The server counts in microseconds: a shorter generation, or step, is not its own figure but a clock that stands."""
 _SPREAD_STEPS: Final = 4
 """Fewer steps than this have no quartiles."""
 
@@ -122,8 +124,10 @@ def prove(streams: Sequence[Stream], batch: int, tokens: int, prompt_tokens: int
         # An older build that does not time every token.
         return StepTiming(median(means) / 1e3, 0.0, steps, depth)
     step_ms = tuple(fmean(same) for same in zip(*(_single_steps(s.token_ms) for s in streams), strict=True))
+    if (usual := typical(step_ms)) < LEAST_MS:
+        return Reason.BAD_TIMINGS
     mean = fmean(step_ms[WARM_UP_STEPS:] or step_ms) / 1e3
-    return StepTiming(typical(step_ms) / 1e3, _spread(step_ms), steps, depth, step_ms, mean_seconds=mean)
+    return StepTiming(usual / 1e3, _spread(step_ms), steps, depth, step_ms, mean_seconds=mean)
 
 
 def typical(step_ms: Sequence[float]) -> float:
@@ -144,7 +148,7 @@ def _single_steps(token_ms: Sequence[float]) -> list[float]:
 
 def _stream_fault(stream: Stream, tokens: int, prompt_tokens: int) -> Reason | None:
     """What makes one stream's account unusable."""
-    if stream.predicted is None or stream.predicted_ms is None or not stream.predicted_ms > 0:
+    if stream.predicted is None or stream.predicted_ms is None or not stream.predicted_ms >= LEAST_MS:
         return Reason.BAD_TIMINGS
     if stream.predicted != tokens or stream.truncated or stream.stop_type not in {"limit", None}:
         return Reason.WRONG_LENGTH
@@ -214,7 +218,7 @@ def _spread(step_ms: Sequence[float]) -> float:
     if len(settled) < _SPREAD_STEPS:
         return 0.0
     low, middle, high = quantiles(settled, n=4)
-    return (high - low) / middle if middle > 0 else 0.0
+    return (high - low) / middle if middle >= LEAST_MS else 0.0
 
 
 def steps_to_probe(seconds: float, step_seconds: float, most: int) -> int:

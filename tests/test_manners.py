@@ -69,6 +69,14 @@ def test_a_conversation_is_kept_for_half_an_hour() -> None:
     assert m.objection(2, 4) is None, "it is gone"
 
 
+def test_a_slot_that_is_gone_keeps_no_conversation() -> None:
+    m = manners(Time())
+    m.see_slots([replace(IDLE, number=n) for n in range(3)] + [replace(USERS, number=3)])
+    assert m.objection(2, 4) is Reason.CACHE_IN_USE
+    m.see_slots([IDLE, replace(IDLE, number=1)])
+    assert m.objection(2, 4) is None, "started anew, with fewer slots"
+
+
 @pytest.mark.parametrize("tokens", [None, 0, 512])
 def test_a_short_prompt_is_no_conversation(tokens: int | None) -> None:
     m = manners(Time())

@@ -52,6 +52,7 @@ class Manners:
     def see_slots(self, slots: Sequence[Slot], own: Collection[int] = ()) -> None:
         """What GET /slots showed just now; `own` are the slots that a probe of ours has just left."""
         now = self.clock()
+        seen: dict[int, _Seen] = {}
         for slot in slots:
             old = self._slots.get(slot.number)
             used_at = old.used_at if old is not None else None
@@ -60,7 +61,9 @@ class Manners:
                 used_at = None
             elif slot.processing or (moved and slot.task is not None):
                 used_at = self._users_at = now
-            self._slots[slot.number] = _Seen(slot.task, slot.tokens, used_at)
+            seen[slot.number] = _Seen(slot.task, slot.tokens, used_at)
+        # A server that was started anew with fewer slots keeps nothing in those that are gone.
+        self._slots = seen
 
     def objection(self, batch: int, slots: int) -> Reason | None:
         """What speaks against a probe of `batch` streams on the server's `slots`, all idle now.

@@ -124,16 +124,15 @@ def test_another_machines_gpu_is_not_this_ones() -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-async def test_measuring_does_not_begin_without_a_peak(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_there_is_no_beginning_without_a_peak(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([]).module() if installed else None)
     words = "no GPU tells" if installed else r"pip install 'roofline-exporter\[nvidia\]'"
     with pytest.raises(PeakError, match=f"{words}.*; write peak_bandwidth"):
-        async with measuring(Settings(servers=(gpu(),))):
-            pass
+        with_peaks(Settings(servers=(gpu(),)))
 
 
 async def test_measuring_begins_with_the_peak_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([(1215, 5120)]).module())
-    async with measuring(Settings(servers=(gpu(),))) as scheduler:
+    async with measuring(with_peaks(Settings(servers=(gpu(),)))) as scheduler:
         (server,) = scheduler.snapshot.servers
         assert server.policy.peak_bytes_per_second == pytest.approx(1555.2e9)

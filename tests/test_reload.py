@@ -22,6 +22,7 @@ from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Snapshot
 from exporter.service.record import carried_over
 from exporter.service.reload import Reloader
+from exporter.service.wiring import measuring
 
 KEY = "sk-planted-4f1d6a"
 CONFIG = """
@@ -174,6 +175,20 @@ class TestCarriedOver:
         assert kept.succeeded == 9
         assert kept.batches == {1: BatchRecord()}
         assert kept.model is None
+
+
+@pytest.mark.parametrize(("interval", "kept"), [("5m", 3600.0), ("2h", 7200.0)])
+async def test_a_stretched_interval_goes_on_with_the_round_that_it_planned(interval: str, kept: float) -> None:
+    """What was measured must not grow stale before the round that would renew it."""
+    servers = "servers: [{name: a, url: 'http://127.0.0.1:1'}]"
+    async with measuring(parse(servers, "test")) as before:
+        (old,) = before.watches
+        old.rounds.interval, old.rounds.due = 3600.0, old.due + 3600
+        old.record = replace(old.record, interval_seconds=3600.0)
+    async with measuring(parse(f"probe: {{interval: {interval}}}\n{servers}", "test"), before=before) as scheduler:
+        (watch,) = scheduler.watches
+        assert watch.due == old.due
+        assert (watch.rounds.interval, watch.record.interval_seconds) == (kept, kept)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from exporter.service.ceilings import HostWatch, Progress
 from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
 from exporter.service.live import LiveWatch
-from exporter.service.peaks import with_peaks
 from exporter.service.policy import asked_alike
 from exporter.service.record import carried_over
 from exporter.service.scheduler import Scheduler
@@ -41,14 +40,10 @@ async def measuring(
     """A scheduler with everything it needs, released afterwards.
 
     Args:
-        settings: The configuration.
+        settings: The configuration, peaks looked up (peaks.py).
         progress: Told what is being measured.
         before: The scheduler of an older configuration, ended by now; what it found and still holds is carried over.
-
-    Raises:
-        PeakError: A GPU server's bandwidth is not known.
     """
-    settings = with_peaks(settings)
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for server in settings.servers:
@@ -138,7 +133,10 @@ def _go_on(watch: ServerWatch, old: ServerWatch, *, same: bool) -> None:
     """Lets a watch go on from that of an older configuration; `same` where that asked the server in the same way."""
     watch.record = carried_over(watch.record, old.record, same=same)
     if same and watch.record.batches.keys() == old.record.batches.keys():
-        watch.rounds.due = old.due
+        # What was measured holds for as long as the next round was planned to take.
+        rounds, before = watch.rounds, old.rounds
+        rounds.due, rounds.interval = before.due, max(rounds.interval, before.interval)
+        watch.record = replace(watch.record, interval_seconds=rounds.interval)
 
 
 def _watch_named(scheduler: Scheduler | None, name: str) -> ServerWatch | None:

@@ -13,6 +13,8 @@ from exporter.roofline.reason import Reason
 
 _MAX_NAMES: Final = 20
 _SLEEP_OPTION: Final = "--sleep-idle-seconds"
+_MOST_DIGITS: Final = 10
+"""Of the option's number; the server takes none beyond 2**31."""
 _STATUSES: Final = {
     "unloaded": Reason.MODEL_UNLOADED,
     "downloaded": Reason.MODEL_UNLOADED,
@@ -82,7 +84,9 @@ def told_sleep(arguments: Sequence[object]) -> float | None:
     given = [value for option, value in pairwise(arguments) if option == _SLEEP_OPTION]
     # The last one counts; a negative number means never.
     last = given[-1] if given else None
-    return float(last) if isinstance(last, str) and last.isdecimal() and int(last) > 0 else None
+    if not isinstance(last, str) or not last.isdecimal() or len(last) > _MOST_DIGITS:
+        return None
+    return float(last) or None
 
 
 def _status_fault(entry: Mapping[str, Json]) -> Reason | None:

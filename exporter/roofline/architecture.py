@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import Final, Protocol
 
 from exporter.roofline.footprint import Attention, BytesSource, Experts, Footprint
@@ -47,6 +46,7 @@ _DEFAULT_FULL_ATTENTION_INTERVAL: Final = 4
 _MOST_LAYERS: Final = 10_000
 """Far beyond any model; a damaged file must not cost memory by the layer that it claims."""
 _TOKEN_SHIFTS: Final = 2
+_TOO_LARGE: Final = 2**53
 
 
 class TensorLike(Protocol):
@@ -119,8 +119,8 @@ class Architecture:
 
 
 def _whole(value: float | str, default: int) -> int:
-    """The number as an integer; what is none is as good as not said."""
-    return default if isinstance(value, str) or not isfinite(value) else int(value)
+    """The number as an integer; what is no count, or none that a double holds, is as good as not said."""
+    return int(value) if not isinstance(value, str) and 0 <= value < _TOO_LARGE else default
 
 
 def classify(tensors: Iterable[TensorLike], architecture: Architecture) -> dict[str, Kind]:

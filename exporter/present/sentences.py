@@ -15,6 +15,7 @@ from exporter.present.words import (
     REMEDIES,
     STATES,
     binary_size,
+    implausible_cause,
     si,
     three_digits,
 )
@@ -153,11 +154,9 @@ def _row_notes(row: Row) -> Iterable[str]:
         missing = "its last sample is too old to be shown" if row.record.last_success_timestamp else "not probed yet"
         yield why or missing
         return
-    if row.point.implausible:
-        yield (
-            "implausible, more bytes per second than the memory can read: the ceiling or the model's bytes are wrong"
-            " (is this server on a GPU? then set device: gpu)"
-        )
+    if (found := implausible_cause(row.point, row.server.roof)) is not None:
+        ratio, cause = found
+        yield f"implausible, {three_digits(ratio)} x the ceiling: {cause}"
     if row.point.sample.contended:
         yield "contended, other processes wanted the processors meanwhile"
     if row.point.sample.speculative:

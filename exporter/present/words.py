@@ -5,6 +5,8 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
+from exporter.roofline.ceiling import CeilingSource, Roof
+from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import BytesSource
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import ServerState
@@ -118,8 +120,7 @@ BOUNDS: Final[Mapping[Bound, str]] = MappingProxyType(
 
 REMEDIES: Final[Mapping[Remedy, str]] = MappingProxyType(
     {
-        Remedy.CHECK_CEILING: "a right ceiling and right bytes (device: gpu with peak_bandwidth if the server is on a"
-        " GPU; gguf: the model's file)",
+        Remedy.CHECK_CEILING: "a right ceiling and right bytes",
         Remedy.FEWER_WEIGHT_BYTES: "fewer weight bytes (a smaller quantization, or a smaller model)",
         Remedy.FEWER_KV_BYTES: "fewer KV bytes (--cache-type-k and --cache-type-v q8_0, or shorter contexts)",
         Remedy.FEWER_KERNELS: "fewer and larger kernels (--flash-attn on, a newer llama.cpp)",
@@ -140,6 +141,26 @@ DOUBTS: Final[Mapping[Doubt, str]] = MappingProxyType(
     }
 )
 """Why the growth that was just told says nothing."""
+
+ON_GPU_RATIO: Final = 1.3
+"""Above this many times `read` the likely cause is that the weights are in another memory."""
+
+
+def implausible_cause(point: DecodePoint, roof: Roof) -> tuple[float, str] | None:
+    """How many times the ceiling that no reader can pass an implausible step reads, and the likely cause.
+
+    None for a step that is plausible, or of which that is not known.
+    """
+    rate, hard = point.step_bytes_per_second, roof.hard_bytes_per_second
+    if not point.implausible or rate is None or hard is None:
+        return None
+    ratio = rate / hard
+    if CeilingSource.READ not in roof.ceilings:
+        return ratio, "peak_bandwidth is too low or the model's bytes are wrong: see the spec sheet, and set gguf"
+    if ratio > ON_GPU_RATIO:
+        return ratio, f"more than {ON_GPU_RATIO:g} x read: is this server on a GPU? set device: gpu"
+    return ratio, "the model's bytes are wrong or read is too low: set gguf, and measure read on a quiet machine"
+
 
 PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
     {

@@ -2,7 +2,8 @@
 
 import structlog
 
-from exporter.present.words import REASONS
+from exporter.present.words import REASONS, implausible_cause, three_digits
+from exporter.roofline.ceiling import Roof
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.reason import Outcome, Reason
 from exporter.roofline.snapshot import Server, ServerState
@@ -43,8 +44,8 @@ def _told(reason: Reason, detail: str) -> dict[str, str]:
     return {"reason": reason.value, **({"detail": detail} if detail else {}), "means": REASONS[reason]}
 
 
-def tell_sample(log: structlog.typing.FilteringBoundLogger, point: DecodePoint, seconds: float) -> None:
-    """A sample that took `seconds`, and a warning where it cannot be true."""
+def tell_sample(log: structlog.typing.FilteringBoundLogger, point: DecodePoint, roof: Roof, seconds: float) -> None:
+    """A sample under its roof that took `seconds`, and a warning with the likely cause where it cannot be true."""
     sample = point.sample
     log.info(
         "probe",
@@ -55,9 +56,11 @@ def tell_sample(log: structlog.typing.FilteringBoundLogger, point: DecodePoint, 
         contended=sample.contended,
         seconds=round(seconds, 3),
     )
-    if point.implausible:
+    if (found := implausible_cause(point, roof)) is not None:
+        ratio, cause = found
+        told = f"implausible, {three_digits(ratio)} x the ceiling: {cause}"
         log.warning(
-            "decode is faster than this machine's memory: is this server on a GPU? set device: gpu",
+            told,
             batch=sample.batch,
             step_gb_per_second=round((point.step_bytes_per_second or 0.0) / 1e9, 1),
         )

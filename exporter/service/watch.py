@@ -292,4 +292,4 @@ class ServerWatch:
         first_below = was == 0 and self.record.batches[sample.batch].below_threshold_samples == 1
         self.rounds.took(sample, confirm=first_below)
         self._warned = None
-        tell_sample(self._log, placed(self.record, sample, roof), seconds)
+        tell_sample(self._log, placed(self.record, sample, roof), roof, seconds)

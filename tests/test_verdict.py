@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.present.page import landing_page
 from exporter.present.report import Format, report_text
-from exporter.present.sentences import verdict_lines
+from exporter.present.verdict_sentences import verdict_lines
 from exporter.present.words import BOUNDS, DOUBTS, PREDICTIONS, PREDICTIONS_NEED, REMEDIES
 from exporter.roofline import decode, verdict
 from exporter.roofline.ceiling import CeilingSource, Device, Kernel, Roof, RoofPolicy

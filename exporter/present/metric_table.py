@@ -72,8 +72,8 @@ def _model_step_bytes(view: View) -> Values:
     for s in view.servers:
         if s.server.model and (footprint := s.server.model.footprint):
             for batch in sorted(s.server.batches):
-                depth = s.points[batch].sample.depth if batch in s.points else 0.0
-                yield (s.server.name, str(batch)), footprint.step(batch, depth).bytes
+                probed = s.points[batch].step_bytes if batch in s.points else None
+                yield (s.server.name, str(batch)), footprint.step(batch, 0.0).bytes if probed is None else probed
 
 
 def _marginal_stream_seconds(view: View) -> Values:

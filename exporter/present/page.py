@@ -15,9 +15,9 @@ from exporter.present.sentences import (
     notes,
     server_lines,
     standing_line,
-    verdict_lines,
 )
-from exporter.present.study import PART_WORDS, Column, Row, Standing, columns, rows, standing
+from exporter.present.study import PART_WORDS, Column, Row, Standing, budgeted, columns, rows, standing
+from exporter.present.verdict_sentences import verdict_lines
 from exporter.present.words import age, three_digits
 from exporter.roofline.footprint import Part
 from exporter.roofline.snapshot import ServerView, View
@@ -124,14 +124,14 @@ def _standings(s: ServerView) -> Iterable[StandingLine]:
 
 
 def _bars(s: ServerView) -> Iterable[Bar]:
-    budgeted = {batch: point for batch, point in s.points.items() if point.budget_seconds}
-    longest = max((point.sample.step_seconds for point in budgeted.values()), default=0.0)
-    for batch, point in budgeted.items():
+    split = budgeted([s])
+    longest = max((point.sample.step_seconds for _, point in split), default=0.0)
+    for row, point in split:
         segments = (
             Segment(part, PART_WORDS[part], round(100 * seconds / longest, 2), three_digits(seconds * 1e3))
             for part, seconds in point.budget_seconds.items()
         )
-        yield Bar(batch, three_digits(point.sample.step_seconds * 1e3), tuple(segments))
+        yield Bar(row.batch, three_digits(point.sample.step_seconds * 1e3), tuple(segments))
 
 
 def _moment(timestamp: float) -> str:

@@ -12,10 +12,9 @@ from exporter.present.sentences import (
     server_lines,
     standing_lines,
     suggestion_lines,
-    verdict_lines,
 )
 from exporter.present.shapes import Json, JsonObject, bandwidth_json, snapshot_json
-from exporter.present.study import Standing, bandwidth_columns, budget_columns, columns, rows, standing
+from exporter.present.study import Standing, bandwidth_columns, budget_columns, budgeted, columns, rows, standing
 from exporter.present.tables import (
     TEXT_WIDTH,
     Format,
@@ -26,6 +25,7 @@ from exporter.present.tables import (
     plain_text,
 )
 from exporter.present.terminal import bandwidth_renderable, report_renderable
+from exporter.present.verdict_sentences import verdict_lines
 from exporter.roofline.snapshot import View
 
 __all__ = [
@@ -89,9 +89,9 @@ def _report_markdown(view: View) -> Iterable[str]:
         return
     yield from markdown_table(columns(view.servers), rows(view.servers))
     yield from ("", ACCOUNTING, "")
-    if budgeted := [row for row in rows(view.servers) if row.point and row.point.budget_seconds]:
+    if split := budgeted(view.servers):
         yield from ("Where the time of a step goes:", "")
-        yield from (*markdown_table(budget_columns(view.servers), budgeted), "")
+        yield from (*markdown_table(budget_columns(view.servers), (row for row, _ in split)), "")
     for s in view.servers:
         said = [*server_lines(s), *verdict_lines(s), *prefill_lines(s)]
         remarks = [*said, *notes(s), *standing_lines(s), *suggestion_lines(s)]

@@ -102,6 +102,11 @@ def rows(servers: Iterable[ServerView]) -> list[Row]:
     ]
 
 
+def budgeted(servers: Iterable[ServerView]) -> list[tuple[Row, DecodePoint]]:
+    """The rows whose step's time is known by part, with their points."""
+    return [(row, row.point) for row in rows(servers) if row.point is not None and row.point.budget_seconds]
+
+
 def ceilings_of(servers: Iterable[ServerView]) -> list[CeilingSource]:
     """The ceilings that any of the servers has, in a fixed order."""
     known = {source for s in servers for source in s.roof.ceilings}
@@ -181,7 +186,7 @@ def suggested_floor_fractions(server: ServerView) -> dict[int, float]:
 
 def budget_columns(servers: Sequence[ServerView]) -> tuple[Column[Row], ...]:
     """The columns of the budget: the step, and each part that any of the servers knows, in ms."""
-    known = {part for row in rows(servers) if row.point for part in row.point.budget_seconds}
+    known = {part for _, point in budgeted(servers) for part in point.budget_seconds}
     return (
         *([Column(("server",), _server_name, Group.KEY, numeric=False)] if len(servers) > 1 else []),
         Column(("batch",), _batch, Group.KEY),

@@ -16,7 +16,6 @@ from exporter.present.sentences import (
     server_lines,
     standing_line,
     suggestion_lines,
-    verdict_lines,
 )
 from exporter.present.study import (
     PART_WORDS,
@@ -24,12 +23,15 @@ from exporter.present.study import (
     Standing,
     bandwidth_columns,
     budget_columns,
+    budgeted,
     columns,
     rows,
     standing,
 )
 from exporter.present.study import Group as ColumnGroup
 from exporter.present.tables import rich_table
+from exporter.present.verdict_sentences import verdict_lines
+from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
 from exporter.roofline.snapshot import ServerView, View
 
@@ -63,8 +65,8 @@ def _server(s: ServerView) -> Iterable[RenderableType]:
     yield from _lines(server_lines(s))
     if s.points:
         yield from ("", _StudyTable(s), "", Text(ACCOUNTING, style="dim"))
-    if budgeted := [row for row in rows([s]) if row.point and row.point.budget_seconds]:
-        yield from ("", _budget_table(s, budgeted), "", _legend(budgeted))
+    if split := budgeted([s]):
+        yield from ("", _budget_table(s, split), "", _legend(split))
     if verdict := list(verdict_lines(s)):
         yield ""
         yield from (Text(verdict[0], style="bold"), *_lines(verdict[1:]))
@@ -107,29 +109,29 @@ class _StudyTable:
         return rich_table([c for c in self._columns if c.group in {ColumnGroup.KEY, group}], self._rows)
 
 
-def _budget_table(s: ServerView, budgeted: Sequence[Row]) -> Table:
+def _budget_table(s: ServerView, split: Sequence[tuple[Row, DecodePoint]]) -> Table:
     """The budget in figures, and as bars whose lengths compare the batches' steps."""
     figures = budget_columns([s])
     table = rich_table(figures, [])
     table.add_column("", no_wrap=True)
-    longest = max(row.point.sample.step_seconds for row in budgeted if row.point)
-    for row in budgeted:
-        table.add_row(*(Text(column.text(row)) for column in figures), _bar(row, longest))
+    longest = max(point.sample.step_seconds for _, point in split)
+    for row, point in split:
+        table.add_row(*(Text(column.text(row)) for column in figures), _bar(point, longest))
     return table
 
 
-def _bar(row: Row, longest: float) -> Text:
+def _bar(point: DecodePoint, longest: float) -> Text:
     """The step as a bar; each part ends where the rounded sum of all parts up to it does, so no rounding adds up."""
     bar, passed = Text(), 0.0
-    for part, seconds in row.point.budget_seconds.items() if row.point else ():
+    for part, seconds in point.budget_seconds.items():
         passed += seconds
         glyph, colour = _PART_LOOK[part]
         bar.append(glyph * (round(_BAR_WIDTH * passed / longest) - len(bar)), style=colour)
     return bar
 
 
-def _legend(budgeted: Sequence[Row]) -> Text:
-    known = {part for row in budgeted if row.point for part in row.point.budget_seconds}
+def _legend(split: Sequence[tuple[Row, DecodePoint]]) -> Text:
+    known = {part for _, point in split for part in point.budget_seconds}
     legend = Text()
     for part in Part:
         if part in known:

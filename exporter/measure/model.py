@@ -1,18 +1,28 @@
 """The model behind a server: exact bytes from its file where that can be read, else the server's own figures."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from exporter.measure.answers import Props
 from exporter.measure.gguf import read_gguf
-from exporter.measure.gguf_types import GgufHeader, GgufProblem
+from exporter.measure.gguf_file import shown
+from exporter.measure.gguf_types import GgufHeader, GgufProblem, GgufProblemKind
 from exporter.measure.listing import ModelSize
 from exporter.roofline.architecture import footprint_of
 from exporter.roofline.footprint import BytesSource, Footprint
 from exporter.roofline.snapshot import Model
+
+RETRY_SECONDS: Final = 60.0
+"""A file that could not be used is read again after this: its own size and time do not tell of a missing shard."""
+_NOT_STREAMED: Final = (
+    "has no weights that decoding reads (a projector or a bare vocabulary?): name the language model's own file"
+)
 
 log = structlog.get_logger()
 
@@ -32,29 +42,42 @@ class ModelHints:
     cache_type_v: str = "f16"
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What reading a file gave; `key` changes with the file, `at` is in monotonic seconds."""
+
+    path: Path
+    key: object
+    found: GgufHeader | GgufProblem
+    at: float
+
+
 class ModelReader:
-    """Describes one server's model; a file is read again only when it changed.
+    """Describes one server's model; a file is read again when it changed, and from time to time one that is no use.
 
     Args:
         hints: What the configuration says about the model.
         server: The server's name, for the log.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, hints: ModelHints, server: str = "") -> None:
+    def __init__(self, hints: ModelHints, server: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._hints = hints
-        self._known: tuple[object, GgufHeader | GgufProblem] | None = None
+        self._clock = clock
+        self._known: _Read | None = None
         self._log = log.bind(server=server)
         self._told: dict[str, str | int | None] = {}
 
     async def describe(self, props: Props, size: ModelSize) -> Model:
         """The model, with its footprint from the best source that there is: file, configuration, server."""
         path = self._hints.gguf or _visible(props.path)
-        header = None if path is None else await asyncio.to_thread(self._header, path)
-        problem = None
-        if isinstance(header, GgufProblem):
-            problem, header = header.message if self._hints.gguf else None, None
+        header = None if path is None else await self._read(path)
+        model = describe(props, size, None if isinstance(header, GgufProblem) else header, self._hints)
+        problem = header.message if isinstance(header, GgufProblem) else model.unused or None
+        if self._hints.gguf is None:
+            # Nobody asked for the server's own path to be read.
+            problem = None
         self._tell_once("the model's file cannot be used: its bytes come from elsewhere", "problem", problem)
-        model = describe(props, size, header, self._hints)
         by_server = model.footprint is not None and model.footprint.source is BytesSource.SERVER
         whole = size.weight_bytes if by_server and self._hints.active_weight_bytes is not None else None
         self._tell_once("active_weight_bytes is more than the whole model has: it is ignored", "whole", whole)
@@ -69,15 +92,35 @@ class ModelReader:
             self._log.warning(event, **{key: why})
         self._told[key] = why
 
+    async def _read(self, path: Path) -> GgufHeader | GgufProblem:
+        """The file's header; without a thread to read it in, what was last read of it."""
+        try:
+            found = await asyncio.to_thread(self._header, path)
+        except RuntimeError as error:
+            # Python's word for a machine that gives no more threads.
+            self._tell_once("no thread to read the model's file in", "error", str(error))
+            known = self._known
+            if known is not None and known.path == path and isinstance(known.found, GgufHeader):
+                return known.found
+            text = f"{shown(path)} could not be read, {error}: raise the process limit (pids.max, ulimit -u)"
+            return GgufProblem(GgufProblemKind.UNREADABLE, text)
+        self._tell_once("no thread to read the model's file in", "error", None)
+        return found
+
     def _header(self, path: Path) -> GgufHeader | GgufProblem:
         try:
             status = path.stat()
-            key: object = (path, status.st_mtime_ns, status.st_size)
+            key: object = (status.st_mtime_ns, status.st_size)
         except OSError:
             key = None
-        if self._known is None or key is None or self._known[0] != key:
-            self._known = (key, read_gguf(path))
-        return self._known[1]
+        known, now = self._known, self._clock()
+        if known is not None and key is not None and (known.path, known.key) == (path, key):
+            fresh = now - known.at < RETRY_SECONDS
+            if fresh or isinstance(known.found, GgufHeader):
+                return known.found
+        found = read_gguf(path)
+        self._known = _Read(path, key, found, now)
+        return found
 
 
 def describe(props: Props, size: ModelSize, header: GgufHeader | None, hints: ModelHints) -> Model:
@@ -96,8 +139,13 @@ def describe(props: Props, size: ModelSize, header: GgufHeader | None, hints: Mo
             footprint = footprint_of(
                 header.metadata, header.tensors, cache_type_k=hints.cache_type_k, cache_type_v=hints.cache_type_v
             )
-            return replace(model, parameters=header.parameters, weight_bytes=header.weight_bytes, footprint=footprint)
-        model = replace(model, file_mismatch=True)
+            if footprint.weight_bytes_of(1) > 0:
+                return replace(
+                    model, parameters=header.parameters, weight_bytes=header.weight_bytes, footprint=footprint
+                )
+            model = replace(model, unused=f"{shown(header.paths[0])} {_NOT_STREAMED}")
+        else:
+            model = replace(model, file_mismatch=True)
     if size.parameters is None or size.weight_bytes is None:
         return model
     active = hints.active_weight_bytes

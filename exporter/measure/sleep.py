@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import structlog
 
 from exporter.measure.answers import Props
 from exporter.measure.listing import told_sleep
 from exporter.measure.whose import listener_of
+
+log = structlog.get_logger()
 
 
 def seen_sleep(url: str, proc: Path = Path("/proc")) -> float | None:
@@ -36,13 +39,22 @@ class SleepReader:
         self._url = url
         self._seen = seen
         self._known: tuple[str, float | None] | None = None
+        self._warned = False
 
     async def read(self, props: Props) -> float | None:
         """Seconds of rest after which the server that says this of itself sleeps; None where nobody tells."""
         if props.sleep_idle is not None:
             return props.sleep_idle
         if self._known is None or self._known[0] != props.marker:
-            self._known = (props.marker, await asyncio.to_thread(self._seen, self._url))
+            try:
+                self._known = (props.marker, await asyncio.to_thread(self._seen, self._url))
+                self._warned = False
+            except RuntimeError as error:
+                # Python's word for a machine that gives no more threads; the next check looks again.
+                if not self._warned:
+                    log.warning("no thread to look at the server's process in", error=str(error))
+                self._warned = True
+                return None
         return self._known[1]
 
     def forget(self) -> None:

@@ -91,7 +91,7 @@ static double cancelled_after(void *(*body)(void *), int method, size_t elements
 static void cancel_after(void *(*body)(void *), int method, size_t elements, double rest, long delay_ns)
 {
     double seconds = cancelled_after(body, method, elements, rest, delay_ns);
-    for (int i = 0; i < 9 && !instrumented() && seconds >= 0.1; i++)
+    for (int i = 0; i < 4 && !instrumented() && seconds >= 0.1; i++)
         seconds = cancelled_after(body, method, elements, rest, delay_ns);
     CHECK(instrumented() || seconds < 0.1);
 }

@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 from exporter.present.page import landing_page
 from exporter.present.report import Format, report_text
 from exporter.roofline.ceiling import Device, RoofPolicy
-from exporter.roofline.snapshot import Snapshot, View, view
-from exporter.service.telling import tell_sample
+from exporter.roofline.reason import Reason
+from exporter.roofline.snapshot import ServerState, Snapshot, View, view
+from exporter.service.telling import tell_sample, tell_state
 
 STEP_BYTES = 602e6
 READ = 50e9
@@ -59,3 +60,16 @@ def test_a_plausible_sample_is_no_warning(device: Device) -> None:
     with capture_logs() as lines:
         tell_sample(structlog.get_logger(), server.points[1], server.roof, 1.0)
     assert [line["log_level"] for line in lines] == ["info"]
+
+
+def test_a_stalled_server_is_to_be_looked_at_by_its_processs_state_first() -> None:
+    """Its reason, that it did not answer in time, tells to raise a limit: that helps no stopped process."""
+    ready = snapshots.cpu_server()
+    stalled = replace(ready, state=ServerState.STALLED, state_reason=Reason.TIMEOUT)
+    with capture_logs() as lines:
+        tell_state(structlog.get_logger(), stalled, ready)
+    shown = view(Snapshot(snapshots.host(), (stalled,)), snapshots.NOW)
+    for text in (lines[0]["means"], report_text(shown, Format.TABLE, 400), landing_page(shown, "0", 0.0)):
+        assert "ps -o pid,stat -C llama-server" in text
+        assert "T is stopped" in text
+        assert "probe.timeout" not in text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from exporter.present.page import landing_page
 from exporter.present.report import Format, report_text
 from exporter.present.verdict_sentences import verdict_lines
-from exporter.present.words import BOUNDS, DOUBTS, PREDICTIONS, PREDICTIONS_NEED, REMEDIES
+from exporter.present.words import BOUNDS, DOUBTS, PREDICTIONS, REMEDIES
 from exporter.roofline import decode, verdict
 from exporter.roofline.ceiling import CeilingSource, Device, Kernel, Roof, RoofPolicy
 from exporter.roofline.decode import DecodePoint, DecodeSample, place
@@ -289,7 +289,6 @@ def test_everything_has_words_of_its_own() -> None:
         (BOUNDS, Bound),
         (REMEDIES, Remedy),
         (PREDICTIONS, Prediction),
-        (PREDICTIONS_NEED, Prediction),
         (DOUBTS, Doubt),
     ):
         assert set(words) == set(things)
@@ -341,9 +340,50 @@ def test_a_prediction_that_fails_says_so() -> None:
         "Prediction FAILS, batching raises the tokens/s of all streams: batch 2 has 0.800 x"
         in lines({1: 0.030, 2: 0.075})[3]
     )
-    assert (
-        "Prediction not judged, batching raises the tokens/s of all streams: needs undisturbed" in lines({1: 0.030})[3]
-    )
+
+
+INTENSITY, SINGLE, BATCHING = PREDICTIONS.values()
+
+
+def not_judged(server: ServerView) -> list[str]:
+    return [line for line in verdict_lines(server) if "not judged" in line]
+
+
+@pytest.mark.parametrize(
+    ("batches", "told"),
+    [
+        ({1: 0.030, 4: 0.033}, []),
+        ({1: 0.030}, [f"Prediction not judged, {BATCHING}: needs a larger batch."]),
+        ({4: 0.030}, [f"Predictions not judged, {INTENSITY}; {SINGLE}; {BATCHING}: need batch 1."]),
+        (
+            {1: 0.030, 4: 0.020},
+            [f"Prediction not judged, {BATCHING}: needs undisturbed samples of batch 1 and batch 4."],
+        ),
+        ({1: 0.008, 2: 0.030}, [f"Prediction not judged, {SINGLE}: needs a plausible sample of batch 1."]),
+    ],
+)
+def test_only_what_a_prediction_lacks_is_named(batches: Mapping[int, float], told: list[str]) -> None:
+    assert not_judged(view(seen(batches), snapshots.NOW).servers[0]) == told
+
+
+def test_a_prediction_lacks_what_host_and_model_do_not_tell() -> None:
+    known = seen({1: 0.030, 4: 0.033})
+    sizeless = replace(known, servers=(snapshots.cpu_server(model=replace(snapshots.MODEL, footprint=None)),))
+    sizeless = replace(sizeless, servers=(replace(sizeless.servers[0], batches=known.servers[0].batches),))
+    both = f"Predictions not judged, {INTENSITY}; {SINGLE}: need"
+    assert not_judged(view(sizeless, snapshots.NOW).servers[0]) == [f"{both} the model's size."]
+    no_peak = replace(known, host=replace(known.host, compute=None))
+    assert not_judged(view(no_peak, snapshots.NOW).servers[0]) == [
+        f"Prediction not judged, {INTENSITY}: needs the compute peak (compute_peak)."
+    ]
+    no_ceiling = replace(known, host=replace(known.host, tracks={}))
+    assert not_judged(view(no_ceiling, snapshots.NOW).servers[0]) == [f"{both} a ceiling (read)."]
+    uneven = {1: BatchRecord(sample=snapshots.sample(1, 0.1, contended=True))}
+    slow = replace(known, servers=(replace(known.servers[0], batches=uneven),))
+    assert not_judged(view(slow, snapshots.NOW).servers[0]) == [
+        f"Prediction not judged, {SINGLE}: needs an undisturbed sample of batch 1.",
+        f"Prediction not judged, {BATCHING}: needs a larger batch.",
+    ]
 
 
 def test_what_is_an_upper_bound_is_told_as_one() -> None:

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from exporter.present.study import Row, Standing, rows, standing, suggested_floor_fractions
+from exporter.present.study import Row, Standing, disturbed_batches, rows, standing, suggested_floor_fractions
 from exporter.present.words import (
     BYTES_SOURCES,
     REASONS,
-    STATES,
     binary_size,
     implausible_cause,
     si,
+    state_words,
     three_digits,
 )
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, Kernel, ThreadScope
@@ -68,10 +68,9 @@ def _ceiling(b: Bandwidth) -> str:
 def server_lines(s: ServerView) -> Iterable[str]:
     """The server's state, its model, and the roof that it decodes under."""
     server = s.server
-    why = REASONS[server.state_reason] if server.state_reason else STATES[server.state]
     slots = f", {server.slots} slot{'s' if server.slots != 1 else ''}" if server.slots else ""
     detail = f" ({server.state_detail})" if server.state_detail else ""
-    yield f"{server.state.capitalize()}{slots}: {why}{detail}."
+    yield f"{server.state.capitalize()}{slots}: {state_words(server.state, server.state_reason)}{detail}."
     if (model := server.model) is not None:
         facts = [
             model.quantization,
@@ -132,10 +131,15 @@ def notes(s: ServerView) -> Iterable[str]:
 
 
 def _row_notes(row: Row) -> Iterable[str]:
-    why = REASONS[row.record.reason] if row.record.reason is not None else None
+    reason = row.record.reason
+    # What the server's own line has just said.
+    why = REASONS[reason] if reason is not None and reason is not row.server.server.state_reason else None
     if row.point is None:
-        missing = "its last sample is too old to be shown" if row.record.last_success_timestamp else "not probed yet"
-        yield why or missing
+        if not _is_explained(row):
+            missing = (
+                "its last sample is too old to be shown" if row.record.last_success_timestamp else "not probed yet"
+            )
+            yield why or missing
         return
     if (found := implausible_cause(row.point, row.server.roof)) is not None:
         ratio, cause = found
@@ -148,8 +152,14 @@ def _row_notes(row: Row) -> Iterable[str]:
             f"speculative, {gain} tokens a step: steps and floor are the model's own, and what drafting reads and"
             " computes is not counted"
         )
-    if why is not None:
-        yield f"an earlier sample is shown; since then {why}"
+    if reason is not None:
+        yield f"an earlier sample is shown; since then {why}" if why else "an earlier sample is shown"
+
+
+def _is_explained(row: Row) -> bool:
+    """Whether the server's state says already why the batch has no sample."""
+    server, reason = row.server.server, row.record.reason
+    return not server.state.up if reason is None else reason is server.state_reason
 
 
 def standing_lines(s: ServerView) -> Iterable[str]:
@@ -158,9 +168,11 @@ def standing_lines(s: ServerView) -> Iterable[str]:
 
 
 def standing_line(row: Row) -> str | None:
-    """How the batch stands to its threshold; None where it has none."""
+    """How the batch stands to its threshold; None where it has none, or where the server's state says why not."""
     stands, threshold, point = standing(row), row.record.threshold, row.point
     if stands is None:
+        return None
+    if point is None and _is_explained(row):
         return None
     if point is None or point.floor_ratio is None:
         return f"Batch {row.batch}: no floor ratio to hold against its threshold {threshold:g}."
@@ -169,10 +181,17 @@ def standing_line(row: Row) -> str | None:
 
 
 def suggestion_lines(s: ServerView) -> Iterable[str]:
-    """Thresholds to put into the configuration, if any floor ratio is known."""
-    if suggested := suggested_floor_fractions(s):
+    """Thresholds to put into the configuration, from undisturbed samples, and which of them would hide a finding."""
+    suggested = suggested_floor_fractions(s)
+    if suggested:
         values = ", ".join(f"{batch}: {fraction:g}" for batch, fraction in suggested.items())
         yield f"Suggested floor_fraction (0.8 x measured): {{{values}}}"
+    if disturbed := disturbed_batches(s):
+        were = f"batches {', '.join(map(str, disturbed))} were" if len(disturbed) > 1 else f"batch {disturbed[0]} was"
+        yield f"No suggestion: {were} disturbed; run report on a quiet machine."
+    for row in rows([s]):
+        if row.batch in suggested and standing(row) is Standing.BELOW:
+            yield f"Batch {row.batch} is below its threshold: {suggested[row.batch]:g} would accept the present state."
 
 
 def prefill_lines(s: ServerView) -> Iterable[str]:

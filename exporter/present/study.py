@@ -14,6 +14,7 @@ from exporter.roofline.ceiling import Bandwidth, CeilingSource
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
 from exporter.roofline.snapshot import BatchRecord, ServerView
+from exporter.roofline.verdict import Doubt, disturbance
 
 SUGGESTED_FRACTION: Final = 0.8
 """A suggested threshold is this much of the measured floor ratio."""
@@ -177,9 +178,23 @@ def _step_percent(ceiling: CeilingSource) -> Callable[[Row], Cell]:
     return _of_point(lambda p: p.ceiling_ratio.get(ceiling), 100.0)
 
 
+def disturbed_batches(server: ServerView) -> list[int]:
+    """Batches whose floor ratio is not the server's own: others disturbed the sample, or it is not typical."""
+    verdict = server.verdict
+    # It is not known which of the two it is.
+    odd = {1, verdict.largest_batch} if verdict.doubt is Doubt.FASTER_TOGETHER else set()
+    known = ((batch, p.sample) for batch, p in server.points.items() if p.floor_ratio is not None)
+    return [batch for batch, sample in known if batch in odd or disturbance(sample) is not None]
+
+
 def suggested_floor_fractions(server: ServerView) -> dict[int, float]:
-    """A threshold for each batch with a floor ratio: 0.8 of it, rounded down to 2 decimals; none where that is 0."""
-    measured = {batch: p.floor_ratio for batch, p in server.points.items() if p.floor_ratio is not None}
+    """A threshold for each batch with an undisturbed floor ratio: 0.8 of it, rounded down to 2 decimals; none at 0."""
+    disturbed = disturbed_batches(server)
+    measured = {
+        batch: p.floor_ratio
+        for batch, p in server.points.items()
+        if p.floor_ratio is not None and batch not in disturbed
+    }
     suggested = {batch: floor(100 * SUGGESTED_FRACTION * ratio) / 100 for batch, ratio in measured.items()}
     return {batch: fraction for batch, fraction in suggested.items() if fraction > 0}
 

@@ -6,7 +6,6 @@ from exporter.present.words import (
     BOUNDS,
     DOUBTS,
     PREDICTIONS,
-    PREDICTIONS_NEED,
     REMEDIES,
     three_digits,
 )
@@ -31,18 +30,57 @@ def verdict_lines(s: ServerView) -> Iterable[str]:
         return
     verdict = s.verdict
     yield f"{BOUNDS[verdict.bound]}: {'; '.join(_evidence(s))}."
-    judged = {check.prediction: check for check in verdict.checks}
-    for prediction, words in PREDICTIONS.items():
-        if (check := judged.get(prediction)) is None:
-            yield f"Prediction not judged, {words}: needs {PREDICTIONS_NEED[prediction]}."
-        else:
-            yield f"Prediction {_outcome(check)}, {words}: {_figures(s, check)}."
+    for check in verdict.checks:
+        yield f"Prediction {_outcome(check)}, {PREDICTIONS[check.prediction]}: {_figures(s, check)}."
+    yield from _not_judged(s)
     if (crossed := verdict.crosses_ridge_at) is not None:
         own = three_digits(s.points[crossed].intensity_flops_per_byte or 0.0)
         ridge = three_digits(s.roof.ridge_flops_per_byte or 0.0)
         yield f"At batch {crossed} the step's own intensity crosses the ridge, {own} > {ridge} FLOP/byte."
     if verdict.remedies:
         yield f"What would help: {'; '.join(REMEDIES[remedy] for remedy in verdict.remedies)}."
+
+
+def _not_judged(s: ServerView) -> Iterable[str]:
+    """The predictions that could not be judged, those that lack the same together."""
+    judged = {check.prediction for check in s.verdict.checks}
+    lacking: dict[str, list[str]] = {}
+    for prediction, words in PREDICTIONS.items():
+        if prediction not in judged:
+            lacking.setdefault(", ".join(_missing(s, prediction)), []).append(words)
+    for missing, of in lacking.items():
+        head, needs = ("Predictions", "need") if len(of) > 1 else ("Prediction", "needs")
+        yield f"{head} not judged, {'; '.join(of)}: {needs} {missing}."
+
+
+def _missing(s: ServerView, prediction: Prediction) -> Iterable[str]:
+    """What a prediction that could not be judged lacks, and nothing that is there."""
+    one, most = s.points.get(1), s.verdict.largest_batch
+    batch_1 = ["batch 1"] if one is None else []
+    match prediction:
+        case Prediction.INTENSITY_BELOW_RIDGE:
+            yield from _missing_floor(s)
+            if s.roof.compute_flops_per_second is None:
+                yield "the compute peak (compute_peak)"
+            yield from batch_1
+        case Prediction.SINGLE_STREAM_ABOVE_40_PERCENT:
+            yield from (*_missing_floor(s), *batch_1)
+            if one is not None and one.implausible:
+                yield "a plausible sample of batch 1"
+            elif one is not None and one.floor_ratio is not None:
+                yield "an undisturbed sample of batch 1"
+        case Prediction.BATCHING_RAISES_THROUGHPUT:
+            yield from (*batch_1, *(["a larger batch"] if most == 1 else []))
+            if s.verdict.doubt is not None:
+                yield f"undisturbed samples of batch 1 and batch {most}"
+
+
+def _missing_floor(s: ServerView) -> Iterable[str]:
+    """What of a step's floor is not known."""
+    if s.server.model is None or s.server.model.footprint is None:
+        yield "the model's size"
+    if s.roof.reference_bytes_per_second is None:
+        yield f"a ceiling ({s.roof.reference})"
 
 
 def _evidence(s: ServerView) -> Iterable[str]:

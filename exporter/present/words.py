@@ -102,10 +102,18 @@ STATES: Final[Mapping[ServerState, str]] = MappingProxyType(
         ServerState.UNAUTHORIZED: "the server refuses the exporter's API key, or wants one",
         ServerState.UNREACHABLE: "the server does not answer",
         ServerState.UNSUPPORTED: "something answers, but it cannot be measured as a llama.cpp server",
-        ServerState.STALLED: "the server accepts requests, but makes no progress with them",
+        ServerState.STALLED: "the server accepts requests, but makes no progress with them; look at its process's state"
+        " first (ps -o pid,stat -C llama-server: T is stopped, and kill -CONT lets it go on), then at its log",
     }
 )
 """One sentence for each state of a server."""
+
+
+def state_words(state: ServerState, reason: Reason | None) -> str:
+    """What a state means and what to do: its reason's sentence where it has one."""
+    # That a stalled server did not answer in time says less than that it is stalled.
+    return STATES[state] if reason is None or state is ServerState.STALLED else REASONS[reason]
+
 
 BOUNDS: Final[Mapping[Bound, str]] = MappingProxyType(
     {
@@ -170,16 +178,6 @@ PREDICTIONS: Final[Mapping[Prediction, str]] = MappingProxyType(
     }
 )
 """What was predicted of decode."""
-
-PREDICTIONS_NEED: Final[Mapping[Prediction, str]] = MappingProxyType(
-    {
-        Prediction.INTENSITY_BELOW_RIDGE: "the model's size, a ceiling, the compute peak (compute_peak) and batch 1",
-        Prediction.SINGLE_STREAM_ABOVE_40_PERCENT: "the model's size, a ceiling, and a plausible, undisturbed sample of"
-        " batch 1",
-        Prediction.BATCHING_RAISES_THROUGHPUT: "undisturbed samples of batch 1 and of a larger one",
-    }
-)
-"""Without what a prediction cannot be judged."""
 
 
 def three_digits(value: float) -> str:

@@ -2,7 +2,7 @@
 
 import structlog
 
-from exporter.present.words import REASONS, implausible_cause, three_digits
+from exporter.present.words import REASONS, implausible_cause, state_words, three_digits
 from exporter.roofline.ceiling import Roof
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.reason import Outcome, Reason
@@ -17,7 +17,7 @@ def tell_state(log: structlog.typing.FilteringBoundLogger, now: Server, was: Ser
     # A record begins as unreachable for no reason: that was no state of the server.
     seen = was.state is not ServerState.UNREACHABLE or was.state_reason is not None
     changed = {"was": was.state.value} if seen and was.state is not now.state else {}
-    told = {} if why is None else _told(why, now.state_detail)
+    told = {} if why is None else {**_told(why, now.state_detail), "means": state_words(now.state, why)}
     tell = log.info if now.state.up else log.warning
     tell("state", state=now.state.value, **changed, **told)
 

@@ -72,18 +72,19 @@ def test_identities(model: Footprint, roof: Roof, step: float, batch: int, depth
     assert point.step_bytes_per_second is not None
     assert point.step_bytes_per_second * step == pytest.approx(point.step_bytes)
     assert point.token_read_bytes_per_second == pytest.approx(model.step(1).bytes * batch / step)
-    assert point.floor_seconds == pytest.approx(point.step_bytes / (roof.reference_bytes_per_second or math.nan))
     if point.implausible:
         assert point.step_bytes_per_second > IMPLAUSIBLE_RATIO * roof.ceilings[CeilingSource.READ]
-        assert point.floor_ratio is None
+        assert (point.floor_ratio, point.floor_seconds) == (None, None)
         assert not point.ceiling_ratio
         assert not point.token_read_ratio
+        assert not point.attainable_tokens_per_second
         assert not point.budget_seconds
     else:
+        assert point.floor_seconds == pytest.approx(point.step_bytes / (roof.reference_bytes_per_second or math.nan))
         assert point.floor_ratio == pytest.approx(point.ceiling_ratio[CeilingSource.READ])
+        assert point.attainable_tokens_per_second.keys() == roof.ceilings.keys()
         for source, ratio in point.ceiling_ratio.items():
             assert ratio * roof.ceilings[source] == pytest.approx(point.step_bytes_per_second)
-    if point.budget_seconds:
         assert sum(point.budget_seconds.values()) == pytest.approx(step)
         assert min(point.budget_seconds.values()) >= 0
 
@@ -113,12 +114,39 @@ def test_a_known_compute_peak_bounds_what_is_attainable() -> None:
     assert point.attainable_tokens_per_second[CeilingSource.READ] == pytest.approx(50)
 
 
-def test_budget_is_withheld_when_the_bytes_alone_take_longer_than_the_step() -> None:
-    model = Footprint(1e9, 1e9, BytesSource.SERVER)
-    point = place(sample(0.0098), model, RoofPolicy().roof({Kernel.READ: 100e9}, None))
+def test_a_step_shorter_than_its_floor_is_all_reading() -> None:
+    """A GPU at 0.9 of its peak: the reference is 0.8 of it, and may be exceeded."""
+    model = Footprint(1e9, 6e9, BytesSource.FILE, head_bytes=1e9, attention=(Attention(1e6, 4e6),))
+    roof = RoofPolicy(device=Device.GPU, peak_bytes_per_second=1000e9).roof({}, None)
+    point = place(sample(8e9 / 900e9, depth=2000.0), model, roof)
     assert point.implausible is False
-    assert point.floor_ratio == pytest.approx(1.0204, abs=1e-4)
-    assert not point.budget_seconds
+    assert point.floor_ratio == pytest.approx(1.125)
+    assert dict(point.budget_seconds) == pytest.approx(
+        {
+            Part.WEIGHTS: 5e9 / 900e9,
+            Part.OUTPUT_HEAD: 1e9 / 900e9,
+            Part.KV_CACHE: 2e9 / 900e9,
+            Part.OVERHEAD: 0.0,
+        }
+    )
+
+
+@given(models, st.floats(0.01, 10), st.floats(0.1, 1), st.integers(1, 8), st.floats(0, 1e5))
+def test_a_plausible_step_always_has_a_budget(
+    model: Footprint, floor_ratio: float, fraction: float, batch: int, depth: float
+) -> None:
+    """Its parts are never negative and add up to the step, on either side of the reference."""
+    policy = RoofPolicy(device=Device.GPU, peak_bytes_per_second=1e12, sustained_fraction=fraction)
+    step = model.step(batch, depth).bytes / (1e12 * fraction) / floor_ratio
+    point = place(sample(step, batch, depth), model, policy.roof({}, None))
+    if point.implausible:
+        assert not point.budget_seconds
+        return
+    assert point.budget_seconds.keys() == {*Part}
+    assert min(point.budget_seconds.values()) >= 0
+    assert sum(point.budget_seconds.values()) == pytest.approx(step)
+    idle = step * max(0.0, 1 - floor_ratio)
+    assert point.budget_seconds[Part.OVERHEAD] == pytest.approx(idle, abs=1e-9 * step)
 
 
 def test_nobody_knows_what_is_implausible_without_bytes_or_a_hard_ceiling() -> None:

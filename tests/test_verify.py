@@ -203,6 +203,24 @@ def test_any_report_passes(seconds: Mapping[int, float], depth: float, footprint
     assert wrong == []
 
 
+def test_a_step_above_its_reference_has_a_budget_and_an_implausible_one_no_floor() -> None:
+    """A GPU whose steps read at 0.9 and at 1.2 of the peak; the reference is 0.8 of it."""
+    server = snapshots.gpu_server()
+    footprint = Footprint(1e9, 64e8, BytesSource.FILE, head_bytes=4e8)
+    records = {b: snapshots.record(b, 0.01 / share) for b, share in ((1, 0.9), (2, 1.2))}
+    server = replace(server, batches=records, model=replace(snapshots.MODEL, footprint=footprint))
+    document = report(Snapshot(snapshots.host(), (server,)))
+    assert verify.verify(document)[1] == []
+    exceeding, implausible = document["servers"][0]["batches"]
+    assert exceeding["decode_floor_ratio"] == pytest.approx(1.125)
+    budget = exceeding["decode_budget_seconds"]
+    assert (sum(budget.values()), budget["overhead"]) == (pytest.approx(0.01 / 0.9), 0)
+    assert implausible["decode_implausible"] == 1
+    withheld = {"decode_floor_seconds", "decode_attainable_tokens_per_second", "decode_budget_seconds"}
+    assert withheld <= exceeding.keys()
+    assert not withheld & implausible.keys()
+
+
 def test_it_shares_no_code_with_the_exporter() -> None:
     for node in ast.walk(ast.parse(TOOL.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

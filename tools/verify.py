@@ -177,26 +177,27 @@ class Server:
         }
         if self.hard is not None:
             found["decode_implausible"] = int(implausible)
+        if implausible:
+            # A ceiling or the bytes are wrong: nothing that rests on both is published.
+            return found
         for source, ceiling in self.ceilings.items():
             least = max(read / ceiling, flops / self.peak) if self.peak else read / ceiling
             found[f"decode_attainable_tokens_per_second.{source}"] = streams * per_step / least
-            if not implausible:
-                found[f"decode_ceiling_ratio.{source}"] = read / (ceiling * seconds)
-                found[f"decode_token_read_ratio.{source}"] = per_token / ceiling
+            found[f"decode_ceiling_ratio.{source}"] = read / (ceiling * seconds)
+            found[f"decode_token_read_ratio.{source}"] = per_token / ceiling
         if self.reference:
             found["decode_floor_seconds"] = read / self.reference
-            if not implausible:
-                found["decode_floor_ratio"] = read / (self.reference * seconds)
-                found |= self._budget(weights, cache, self.reference, seconds)
+            found["decode_floor_ratio"] = read / (self.reference * seconds)
+            found |= self._budget(weights, cache, self.reference, seconds)
         return found
 
     def _budget(self, weights: float, cache: float | None, ceiling: float, seconds: float) -> Figures:
+        """The step by part; one that read faster than the ceiling read at its own rate all the time."""
         head = self.footprint["head_bytes"]
         parts = {"weights": weights - (head or 0), "output_head": head, "kv_cache": cache}
-        spent = {name: size / ceiling for name, size in parts.items() if size is not None}
-        spent["overhead"] = seconds - sum(spent.values())
-        if spent["overhead"] < 0:
-            return {}
+        rate = max(ceiling, (weights + (cache or 0)) / seconds)
+        spent = {name: size / rate for name, size in parts.items() if size is not None}
+        spent["overhead"] = max(0.0, seconds - sum(spent.values()))
         return {f"decode_budget_seconds.{name}": value for name, value in spent.items()}
 
     def _live(self) -> Figures:

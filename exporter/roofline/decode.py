@@ -75,10 +75,11 @@ class DecodePoint:
 def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> DecodePoint:
     """Everything that follows from a sample, the model's footprint and the ceilings.
 
-    Without a footprint only the measured rates are known. An implausible sample keeps its measured rates; its ratios
-    and budget are withheld.
+    Without a footprint, or with one of no bytes, only the measured rates are known. An implausible sample keeps its
+    measured rates; what rests on the ceilings, one of which or the bytes must be wrong, is withheld: floor, attainable
+    rates, ratios and budget.
     """
-    if footprint is None:
+    if footprint is None or footprint.weight_bytes_of(1) <= 0:
         return DecodePoint(sample)
     batch, seconds = sample.batch, sample.step_seconds
     work = footprint.step(batch, sample.depth)
@@ -91,7 +92,7 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
     )
     implausible = None if hard is None else step_rate > IMPLAUSIBLE_RATIO * hard
     shown = {} if implausible else roof.ceilings
-    floor = None if reference is None else work.bytes / reference
+    floor = None if reference is None or implausible else work.bytes / reference
     return DecodePoint(
         sample=sample,
         step_bytes=work.bytes,
@@ -99,13 +100,13 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
         step_bytes_per_second=step_rate,
         token_read_bytes_per_second=token_read_rate,
         ceiling_ratio={source: step_rate / ceiling for source, ceiling in shown.items()},
-        floor_ratio=None if floor is None or implausible else floor / seconds,
+        floor_ratio=None if floor is None else floor / seconds,
         token_read_ratio={source: token_read_rate / ceiling for source, ceiling in shown.items()},
         intensity_flops_per_byte=work.intensity_flops_per_byte,
         flops_per_second=work.flops / seconds,
         attainable_tokens_per_second={
             source: batch * sample.tokens_per_step / max(work.bytes / ceiling, work.flops / compute if compute else 0.0)
-            for source, ceiling in roof.ceilings.items()
+            for source, ceiling in shown.items()
         },
         budget_seconds={} if implausible or reference is None else _budget(work.bytes_by_part, reference, seconds),
         implausible=implausible,
@@ -115,11 +116,14 @@ def place(sample: DecodeSample, footprint: Footprint | None, roof: Roof) -> Deco
 def _budget(bytes_by_part: Mapping[Part, float], reference: float, seconds: float) -> Mapping[Part, float]:
     """The step time by part: each part's bytes / reference ceiling, and overhead for the rest.
 
-    Empty when the bytes alone take longer than the step did: a negative overhead would say nothing.
+    A plausible step may be shorter than its bytes would take at the reference: triad and `sustained` may be exceeded,
+    and `read` by a little. It was all reading then, at a rate above the reference: the parts share it by their bytes.
     """
     parts = {part: size / reference for part, size in bytes_by_part.items()}
-    overhead = seconds - sum(parts.values())
-    return {} if overhead < 0 else {**parts, Part.OVERHEAD: overhead}
+    reading = sum(parts.values())
+    if reading > seconds:
+        parts = {part: seconds * (spent / reading) for part, spent in parts.items()}
+    return {**parts, Part.OVERHEAD: max(0.0, seconds - reading)}
 
 
 def marginal_stream_seconds(points: Mapping[int, DecodePoint]) -> dict[int, float]:

@@ -272,7 +272,7 @@ def _shares(runs: Sequence[Run]) -> tuple[LiveShare, ...]:
 
 def place_live(sample: LiveSample, footprint: Footprint | None, roof: Roof) -> LivePoint:
     """The sample's floor ratio: the least time that its steps could take / the time that they took."""
-    if footprint is None or sample.step_seconds is None or not sample.shares:
+    if footprint is None or footprint.weight_bytes_of(1) <= 0 or sample.step_seconds is None or not sample.shares:
         return LivePoint(sample, None)
     moved = 0.0
     for share in sample.shares:

@@ -12,7 +12,7 @@ from typing import Final
 
 from exporter.roofline.ceiling import Roof
 from exporter.roofline.footprint import Attention, Footprint
-from exporter.roofline.proof import Stream
+from exporter.roofline.proof import LEAST_MS, Stream
 from exporter.roofline.reason import Reason
 
 PREFILL_TOKENS: Final = 512
@@ -57,7 +57,7 @@ class PrefillPoint:
 
 def prove_prefill(stream: Stream, tokens: int) -> float | Reason:
     """The server's own seconds for a prompt of `tokens` tokens, or why they are not known."""
-    if stream.prompt is None or stream.prompt_ms is None or not stream.prompt_ms > 0:
+    if stream.prompt is None or stream.prompt_ms is None or not stream.prompt_ms >= LEAST_MS:
         return Reason.BAD_TIMINGS
     # `prompt` is without what came from the cache; older builds do not tell the rest.
     if stream.cached or stream.prompt != tokens:
@@ -85,9 +85,9 @@ def _attended(attention: Attention, tokens: int) -> float:
 def place_prefill(sample: PrefillSample, footprint: Footprint | None, roof: Roof) -> PrefillPoint:
     """Places a prompt under its roof."""
     flops = None if footprint is None else prefill_flops(footprint, sample.tokens)
-    if footprint is None or flops is None:
+    read = 0.0 if footprint is None else footprint.weight_bytes_of(sample.tokens)
+    if flops is None or read <= 0:
         return PrefillPoint(sample)
-    read = footprint.weight_bytes_of(sample.tokens)
     intensity, rate = flops / read, flops / sample.seconds
     ridge, peak = roof.ridge_flops_per_byte, roof.compute_flops_per_second
     return PrefillPoint(

@@ -10,10 +10,12 @@ from io import StringIO
 
 import pytest
 import snapshots
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from exporter.cli import main
 from exporter.present.metric_table import DECODE
 from exporter.present.report import (
     Format,
@@ -26,7 +28,7 @@ from exporter.present.report import (
 )
 from exporter.present.study import suggested_floor_fractions
 from exporter.present.words import REASONS, STATES, age, binary_size, si, three_digits
-from exporter.roofline.ceiling import Kernel, ThreadScope
+from exporter.roofline.ceiling import BandwidthTrack, Kernel, ThreadScope
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Server, ServerState, Snapshot, View, view
 
@@ -416,6 +418,63 @@ def test_the_bandwidth_table_fits_80_columns() -> None:
     assert "| read | all 8 | 50.0 | 49.0 | 2.00 | 268 | avx2 nt | thp | stream |" in bandwidth_text(
         snapshots.rich_view(), Format.MARKDOWN
     )
+
+
+def flagged(*flags: str, isa: str = "avx512", store: str = "plain", method: str = "evict") -> View:
+    """The host's ceilings, each with these words."""
+    found = snapshots.host()
+    tracks = {
+        key: BandwidthTrack(tuple(replace(b, flags=flags, isa=isa, store=store, method=method) for b in track.samples))
+        for key, track in found.tracks.items()
+    }
+    return view(Snapshot(replace(found, tracks=tracks)), snapshots.NOW)
+
+
+@pytest.mark.parametrize("width", range(60, 121))
+def test_no_width_cuts_a_ceilings_figures_or_flags(width: int) -> None:
+    flags = ("unpinned", "cache_assumed", "quota", "contended", "few_threads")
+    text = bandwidth_text(flagged(*flags), Format.TABLE, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for word in ("evict", "avx512", "plain", *flags, "40.0", "39.2", "2.00", "268"):
+        assert words.count(word) >= (4 if word not in {"40.0", "39.2"} else 1), word
+
+
+def test_ceilings_stand_in_one_order_whenever_they_were_measured() -> None:
+    """A run may find `read` at last, after the others."""
+    found = snapshots.host()
+    late = replace(found, tracks=dict(reversed(list(found.tracks.items()))))
+    seen_late, expected = (
+        view(Snapshot(late), snapshots.NOW),
+        [
+            ("triad", "all"),
+            ("read", "all"),
+            ("triad", "single"),
+            ("read", "single"),
+        ],
+    )
+    assert [(b.kernel, b.threads) for b in seen_late.in_force] != expected
+    for document in (bandwidth_json(seen_late), {"measurements": snapshot_json(seen_late)["host"]["memory_bandwidth"]}):  # type: ignore[index,call-overload]
+        assert [(m["kernel"], m["threads"]) for m in document["measurements"]] == expected  # type: ignore[index,union-attr,call-overload]
+    table = re.findall(r"^(\w+) +(all|single) ", bandwidth_text(seen_late, Format.TABLE), re.MULTILINE)
+    assert table == expected
+    assert [row["kernel"] for row in csv_rows(bandwidth_text(seen_late, Format.CSV))] == ["triad", "read"] * 2
+    lines = report_text(seen_late, Format.TABLE, 200)
+    assert "all threads: triad 40.0 GB/s, read 50.0 GB/s" in lines
+
+
+def test_a_pipe_gets_a_wide_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measured(*_: object, **__: object) -> View:
+        return snapshots.rich_view()
+
+    monkeypatch.setattr("exporter.service.once.measure_once", measured)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = r"^ +4 +13\.2 +125 +32\.0 +250 +75\.0 +188 +150 +19\.0 +47\.5 +38\.0 +0\.380$"
+    assert re.search(whole, CliRunner().invoke(main, ["report"]).stdout.replace(" \n", "\n"), re.MULTILINE)
+    narrow = CliRunner().invoke(main, ["report"], env={"COLUMNS": "80"}).stdout
+    assert not re.search(whole, narrow, re.MULTILINE)
+    assert max(map(len, narrow.splitlines())) <= 80
 
 
 # --- anything goes ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,16 @@ from exporter.present.sentences import (
     suggestion_lines,
 )
 from exporter.present.shapes import Json, JsonObject, bandwidth_json, snapshot_json
-from exporter.present.study import Standing, bandwidth_columns, budget_columns, budgeted, columns, rows, standing
+from exporter.present.study import (
+    Standing,
+    bandwidth_columns,
+    budget_columns,
+    budgeted,
+    columns,
+    measurements,
+    rows,
+    standing,
+)
 from exporter.present.tables import (
     TEXT_WIDTH,
     Format,
@@ -74,9 +83,9 @@ def bandwidth_text(view: View, format_: Format, width: int = TEXT_WIDTH) -> str:
         case Format.JSON:
             return json_text(bandwidth_json(view))
         case Format.CSV:
-            return csv_text(bandwidth_columns(), view.in_force)
+            return csv_text(bandwidth_columns(), measurements(view))
         case Format.MARKDOWN:
-            table = markdown_table(bandwidth_columns(), view.in_force)
+            table = markdown_table(bandwidth_columns(), measurements(view))
             return "\n".join([*markdown_lines(host_lines(view)), *table]) + "\n"
         case Format.TABLE:
             return plain_text(bandwidth_renderable(view), width)

@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from exporter.present.study import Row, Standing, disturbed_batches, rows, standing, suggested_floor_fractions
+from exporter.present.study import (
+    Row,
+    Standing,
+    disturbed_batches,
+    measurements,
+    rows,
+    standing,
+    suggested_floor_fractions,
+)
 from exporter.present.words import (
     BYTES_SOURCES,
     REASONS,
@@ -57,7 +65,7 @@ def host_lines(view: View) -> Iterable[str]:
 def ceiling_lines(view: View) -> Iterable[str]:
     """The measured bandwidths, a line for each thread scope."""
     for scope, words in _SCOPES.items():
-        if found := [b for b in view.in_force if b.threads is scope]:
+        if found := [b for b in measurements(view) if b.threads is scope]:
             yield f"Memory bandwidth, {words}: {', '.join(map(_ceiling, found))}"
 
 

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from exporter.present.metric import BATCH, SERVER, Kind, Metric
 from exporter.present.metric_table import HOST, TABLE
+from exporter.present.study import measurements
 from exporter.roofline.ceiling import Bandwidth, CeilingSource, ComputePeak
 from exporter.roofline.footprint import Attention, Experts, Footprint
 from exporter.roofline.live import LiveSample, LiveShare
@@ -32,7 +33,7 @@ _CHECKED: Final = {
 def bandwidth_json(view: View) -> JsonObject:
     """The ceilings in force and the machine that they were measured on."""
     return {
-        "measurements": [_measurement(b) for b in view.in_force],
+        "measurements": [_measurement(b) for b in measurements(view)],
         "compute": [_compute(view.compute)] if view.compute else [],
         "host": _host(view),
     }
@@ -44,7 +45,7 @@ def snapshot_json(view: View) -> JsonObject:
         "host": {
             **_host(view),
             **_unlabelled(view),
-            "memory_bandwidth": [_measurement(b) for b in view.in_force],
+            "memory_bandwidth": [_measurement(b) for b in measurements(view)],
             "compute": [_compute(view.compute)] if view.compute else [],
         },
         "servers": [_server(view, s) for s in view.servers],

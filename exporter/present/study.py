@@ -10,10 +10,10 @@ from math import floor
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from exporter.present.words import MISSING, three_digits
-from exporter.roofline.ceiling import Bandwidth, CeilingSource
+from exporter.roofline.ceiling import Bandwidth, CeilingSource, Kernel, ThreadScope
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
-from exporter.roofline.snapshot import BatchRecord, ServerView
+from exporter.roofline.snapshot import BatchRecord, ServerView, View
 from exporter.roofline.verdict import Doubt, disturbance
 
 SUGGESTED_FRACTION: Final = 0.8
@@ -214,16 +214,22 @@ def _budget(part: Part) -> Callable[[Row], Cell]:
     return _of_point(lambda p: p.budget_seconds.get(part), 1e3)
 
 
+def measurements(view: View) -> list[Bandwidth]:
+    """The ceilings in force in one order, in whichever they were measured: all threads first, then by kernel."""
+    scopes, kernels = [ThreadScope.ALL, ThreadScope.SINGLE], list(Kernel)
+    return sorted(view.in_force, key=lambda b: (scopes.index(b.threads), kernels.index(b.kernel)))
+
+
 def bandwidth_columns() -> tuple[Column[Bandwidth], ...]:
     """The columns of the ceilings' own table, narrow enough for 80 characters."""
     return (
-        Column(("kernel",), lambda b: b.kernel, numeric=False),
-        Column(("threads",), lambda b: f"{b.threads} {b.thread_count}", numeric=False),
+        Column(("kernel",), lambda b: b.kernel, Group.KEY, numeric=False),
+        Column(("threads",), lambda b: f"{b.threads} {b.thread_count}", Group.KEY, numeric=False),
         Column(("best", "GB/s"), lambda b: b.best_bytes_per_second * 1e-9),
         Column(("median", "GB/s"), lambda b: b.median_bytes_per_second * 1e-9),
         Column(("spread", "%"), lambda b: b.spread_ratio * 100),
-        Column(("array", "MB"), lambda b: b.array_bytes * 1e-6),
-        Column(("isa,", "store"), lambda b: f"{b.isa} {b.store}", numeric=False),
-        Column(("pages",), lambda b: b.pages, numeric=False),
-        Column(("how",), lambda b: " ".join((b.method, *b.flags)), numeric=False),
+        Column(("array", "MB"), lambda b: b.array_bytes * 1e-6, Group.READ),
+        Column(("isa,", "store"), lambda b: f"{b.isa} {b.store}", Group.READ, numeric=False),
+        Column(("pages",), lambda b: b.pages, Group.READ, numeric=False),
+        Column(("how",), lambda b: " ".join((b.method, *b.flags)), Group.READ, numeric=False, wraps=True),
     )

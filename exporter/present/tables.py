@@ -2,21 +2,25 @@
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from io import StringIO
-from typing import Final, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from rich import box
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from exporter.present.shapes import JsonObject
-from exporter.present.study import Cell, Column
+from exporter.present.study import Cell, Column, Group
 
 TEXT_WIDTH: Final = 80
 """Columns of the table format where there is no terminal to ask."""
+
+WIDE: Final = 200
+"""Columns for a reader that is no terminal and cuts nothing: a file, a pipe."""
 
 Subject = TypeVar("Subject")
 
@@ -56,6 +60,14 @@ def plain_text(renderable: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
+def standard_output() -> Console:
+    """As wide as the terminal, or as COLUMNS says; wide where it is neither."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    return console
+
+
 def rich_table(columns: Sequence[Column[Subject]], subjects: Iterable[Subject]) -> Table:
     """The table for a terminal."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
@@ -68,6 +80,33 @@ def rich_table(columns: Sequence[Column[Subject]], subjects: Iterable[Subject]) 
     for subject in subjects:
         table.add_row(*(Text(column.text(subject)) for column in columns))
     return table
+
+
+class SplitTable(Generic[Subject]):
+    """A table for a terminal, in two pieces where that is so narrow that figures or words would be cut."""
+
+    def __init__(self, columns: Sequence[Column[Subject]], subjects: Sequence[Subject]) -> None:
+        self._columns = columns
+        self._subjects = subjects
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._narrowest() <= options.max_width:
+            yield rich_table(self._columns, self._subjects)
+            return
+        yield self._piece(Group.RATE)
+        yield ""
+        yield self._piece(Group.READ)
+
+    def _narrowest(self) -> int:
+        """The columns that it takes uncut: words that wrap need the longest one's place; two blanks between columns."""
+        return sum(2 + max(map(len, self._pieces(column))) for column in self._columns) - 2
+
+    def _pieces(self, column: Column[Subject]) -> list[str]:
+        cells = [column.text(subject) for subject in self._subjects]
+        return [*column.head, *((word for cell in cells for word in cell.split()) if column.wraps else cells)]
+
+    def _piece(self, group: Group) -> Table:
+        return rich_table([c for c in self._columns if c.group in {Group.KEY, group}], self._subjects)
 
 
 def markdown_lines(lines: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,17 +25,16 @@ from exporter.present.study import (
     budget_columns,
     budgeted,
     columns,
+    measurements,
     rows,
     standing,
 )
-from exporter.present.study import Group as ColumnGroup
-from exporter.present.tables import rich_table
+from exporter.present.tables import SplitTable, rich_table
 from exporter.present.verdict_sentences import verdict_lines
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
 from exporter.roofline.snapshot import ServerView, View
 
-_UNBOUNDED: Final = 1000
 _BAR_WIDTH: Final = 24
 _STANDING_LOOK: Final = {Standing.MET: "green", Standing.BELOW: "red", Standing.NOT_MEASURED: "yellow"}
 _PART_LOOK: Final = {
@@ -57,14 +56,15 @@ def report_renderable(view: View) -> RenderableType:
 def bandwidth_renderable(view: View) -> RenderableType:
     """The ceilings in force."""
     lines = _lines(host_lines(view))
-    return Group(*lines, "", rich_table(bandwidth_columns(), view.in_force)) if view.in_force else Group(*lines)
+    found = measurements(view)
+    return Group(*lines, "", SplitTable(bandwidth_columns(), found)) if found else Group(*lines)
 
 
 def _server(s: ServerView) -> Iterable[RenderableType]:
     yield Text(s.server.name, style="bold")
     yield from _lines(server_lines(s))
     if s.points:
-        yield from ("", _StudyTable(s), "", Text(ACCOUNTING, style="dim"))
+        yield from ("", SplitTable(columns([s]), rows([s])), "", Text(ACCOUNTING, style="dim"))
     if split := budgeted([s]):
         yield from ("", _budget_table(s, split), "", _legend(split))
     if verdict := list(verdict_lines(s)):
@@ -87,26 +87,6 @@ def _standings(s: ServerView) -> Iterable[Text]:
 
 def _lines(lines: Iterable[str]) -> list[Text]:
     return [Text(line) for line in lines]
-
-
-class _StudyTable:
-    """One server's study table, in two pieces where the terminal is too narrow for the whole."""
-
-    def __init__(self, server: ServerView) -> None:
-        self._rows = rows([server])
-        self._columns = columns([server])
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = rich_table(self._columns, self._rows)
-        if console.measure(whole, options=options.update(width=_UNBOUNDED)).maximum <= options.max_width:
-            yield whole
-            return
-        yield self._piece(ColumnGroup.RATE)
-        yield ""
-        yield self._piece(ColumnGroup.READ)
-
-    def _piece(self, group: ColumnGroup) -> Table:
-        return rich_table([c for c in self._columns if c.group in {ColumnGroup.KEY, group}], self._rows)
 
 
 def _budget_table(s: ServerView, split: Sequence[tuple[Row, DecodePoint]]) -> Table:

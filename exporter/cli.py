@@ -287,11 +287,9 @@ def _is_there(path: Path) -> bool:
 
 def _print(form: str, found: _T, table: Callable[[_T], object], text: Callable[[_T, "Format"], str]) -> None:
     """Prints what was found: a table as wide as the terminal, or the text of another format."""
-    from rich.console import Console
-
-    from exporter.present.tables import Format
+    from exporter.present.tables import Format, standard_output
 
     if form == Format.TABLE:
-        Console().print(table(found))
+        standard_output().print(table(found))
     else:
         click.echo(text(found, Format(form)), nl=False)

@@ -143,13 +143,17 @@ async def station(
             snapshot=lambda: scheduler.snapshot,
             healthy=scheduler.healthy,
             config_yaml=lambda: "",
-            reload=lambda: (),
+            reload=_nothing_to_read,
             version="1",
             clocks=clocks,
         )
         app = build_app(served, build_registry(collector))
         web = await stack.enter_async_context(TestClient(TestServer(app)))
         yield Station(scheduler, made, web)
+
+
+async def _nothing_to_read() -> tuple[str, ...]:
+    return ()
 
 
 def _roof(policy: RoofPolicy) -> Roof:

@@ -35,6 +35,19 @@ servers:
     floor_fraction: {{1: {fraction}}}
 {more}"""
 
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBdTCCARugAwIBAgIUFraZ7BZVinoJ69Y543l9m9zc5HAwCgYIKoZIzj0EAwIw
+DzENMAsGA1UEAwwEdGVzdDAgFw0yNjEyMDEwMDIyMDBaGA8yMTI2MTEwNzAwMjIw
+MFowDzENMAsGA1UEAwwEdGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABP1U
+bVrVNmwsku6XmVyQEFzfHub96coqhAmktBPEuqOSC7Uiefuuc0Q0b9ntPE3lg20H
+UeHOWwDLN7eQU6XhuFajUzBRMB0GA1UdDgQWBBQPm42n52R13FrU9d4btQynrcUA
+tDAfBgNVHSMEGDAWgBQPm42n52R13FrU9d4btQynrcUAtDAPBgNVHRMBAf8EBTAD
+AQH/MAoGCCqGSM49BAMCA0gAMEUCIQDva4nU1VFdz65bTOnfCFNOQtygPz/xUwp1
+dwxK2VDPcgIgfAqhzVSe6XSx8QzO2Mw+Cie+79NP3zdHToMPD9qKWdk=
+-----END CERTIFICATE-----
+"""
+
 
 class Clock:
     now = 100.0
@@ -47,54 +60,54 @@ class TestReloader:
     def settings(self, interval: str = "5m") -> Settings:
         return parse(f"probe: {{interval: {interval}}}", "test")
 
-    def test_a_valid_file_is_taken_and_told(self) -> None:
+    async def test_a_valid_file_is_taken_and_told(self) -> None:
         clock, told = Clock(), []
         subject = Reloader(self.settings(), lambda: self.settings("10m"), clock.unix)
         subject.in_force(subject.settings, lambda: told.append(subject.settings.probe.interval))
         clock.now = 200.0
-        assert subject.reload() == ()
+        assert await subject.reload() == ()
         assert told == [600.0]
         stamped = subject.stamped(snapshots.rich())
         assert (stamped.config_reload_ok, stamped.config_reload_timestamp) == (True, 200.0)
 
-    def test_the_log_says_when_a_file_is_in_force(self) -> None:
+    async def test_the_log_says_when_a_file_is_in_force(self) -> None:
         subject = Reloader(self.settings(), lambda: self.settings("10m"), Clock().unix)
         with capture_logs() as logs:
             subject.in_force(subject.settings, lambda: None)
             assert logs == [], "the start is told otherwise"
             first = subject.settings
-            subject.reload()
+            await subject.reload()
             assert [(line["event"], line["changed"]) for line in logs] == [
                 ("configuration read again: in force when the measurement at hand ends", True)
             ]
             subject.in_force(first, lambda: None)
             assert len(logs) == 1, "it was read while the first was put in force"
             subject.in_force(subject.settings, lambda: None)
-            subject.reload()
+            await subject.reload()
         assert [line["event"] for line in logs[1:]] == [
             "configuration in force",
             "configuration read again: nothing has changed",
         ]
 
-    def test_the_same_file_changes_nothing_but_the_time(self) -> None:
+    async def test_the_same_file_changes_nothing_but_the_time(self) -> None:
         clock, told = Clock(), []
         subject = Reloader(self.settings(), self.settings, clock.unix)
         subject.in_force(subject.settings, lambda: told.append(1))
         clock.now = 200.0
-        assert subject.reload() == ()
+        assert await subject.reload() == ()
         assert (told, subject.loaded_at) == ([], 200.0)
 
-    def test_a_file_read_while_another_is_put_in_force_is_not_lost(self) -> None:
+    async def test_a_file_read_while_another_is_put_in_force_is_not_lost(self) -> None:
         told = []
         subject = Reloader(self.settings(), lambda: self.settings("10m"), Clock().unix)
         first = subject.settings
-        subject.reload()
+        await subject.reload()
         subject.in_force(first, lambda: told.append(1))
         assert told == [1]
         subject.in_force(subject.settings, lambda: told.append(2))
         assert told == [1]
 
-    def test_a_bad_file_keeps_everything(self) -> None:
+    async def test_a_bad_file_keeps_everything(self) -> None:
         def load() -> Settings:
             return parse("probe: {interval: nonsense, batches: [0]}", "c.yaml")
 
@@ -102,14 +115,14 @@ class TestReloader:
         subject = Reloader(self.settings(), load, clock.unix)
         subject.in_force(subject.settings, lambda: told.append(1))
         clock.now = 200.0
-        errors = subject.reload()
+        errors = await subject.reload()
         assert len(errors) == 2
         assert all(error.startswith("c.yaml:1: probe.") for error in errors)
         assert (told, subject.settings) == ([], self.settings())
         stamped = subject.stamped(snapshots.rich())
         assert (stamped.config_reload_ok, stamped.config_reload_timestamp) == (False, 100.0)
 
-    def test_a_good_file_after_a_bad_one(self) -> None:
+    async def test_a_good_file_after_a_bad_one(self) -> None:
         answers: Iterator[ConfigError | Settings] = iter([ConfigError(["no"]), self.settings("10m")])
 
         def load() -> Settings:
@@ -119,30 +132,92 @@ class TestReloader:
             return answer
 
         subject = Reloader(self.settings(), load, Clock().unix)
-        assert subject.reload() == ("no",)
-        assert subject.reload() == ()
+        assert await subject.reload() == ("no",)
+        assert await subject.reload() == ()
         assert subject.ok
 
-    def test_a_file_without_servers_is_not_taken_while_some_are_watched(self) -> None:
+    async def test_a_file_without_servers_is_not_taken_while_some_are_watched(self) -> None:
         """An editor that is caught in the middle of writing leaves an empty file."""
         servers = parse("servers: [{name: a, url: 'http://127.0.0.1:1'}]", "test")
         subject = Reloader(servers, lambda: parse("", "test"), Clock().unix)
-        assert len(subject.reload()) == 1
+        assert len(await subject.reload()) == 1
         assert (subject.ok, subject.settings) == (False, servers)
 
-    def test_another_certificate_under_the_same_name_is_taken(self, tmp_path: Path) -> None:
+    def secure(self, tmp_path: Path, name: str = "a") -> Settings:
+        (tmp_path / "ca").write_text(CERTIFICATE)
+        (server,) = parse(f"servers: [{{name: {name}, url: 'https://127.0.0.1:1'}}]", "test").servers
+        return Settings(servers=(server.model_copy(update={"ca_file": tmp_path / "ca"}),))
+
+    async def test_another_certificate_under_the_same_name_is_taken(self, tmp_path: Path) -> None:
         told = []
-        (tmp_path / "ca").write_text("x")
-        text = "servers: [{name: a, url: 'https://127.0.0.1:1'}]"
-        (server,) = parse(text, "test").servers
-        secure = Settings(servers=(server.model_copy(update={"ca_file": tmp_path / "ca"}),))
+        secure = self.secure(tmp_path)
         subject = Reloader(secure, lambda: secure, Clock().unix)
         subject.in_force(subject.settings, lambda: told.append(1))
-        subject.reload()
+        assert await subject.reload() == ()
         assert told == [1]
 
-    def test_without_a_file_there_is_nothing_to_read(self) -> None:
-        assert Reloader(self.settings(), None, Clock().unix).reload() == (
+    async def test_a_certificate_that_goes_away_before_it_is_put_in_force_is_kept(self, tmp_path: Path) -> None:
+        subject = Reloader(self.settings(), lambda: self.secure(tmp_path), Clock().unix)
+        assert await subject.reload() == ()
+        (tmp_path / "ca").unlink()
+        async with measuring(subject.settings, trusted=subject.trusted) as scheduler:
+            assert len(scheduler.watches) == 1
+        with pytest.raises(OSError, match="No such file"):
+            async with measuring(subject.settings):
+                pass
+
+    @pytest.mark.parametrize("text", [None, "x"])
+    async def test_a_certificate_that_is_none_when_it_is_read_changes_nothing(
+        self, text: str | None, tmp_path: Path
+    ) -> None:
+        """It was one when the file was validated."""
+
+        def load() -> Settings:
+            found = self.secure(tmp_path, "b")
+            (tmp_path / "ca").unlink()
+            if text is not None:
+                (tmp_path / "ca").write_text(text)
+            return found
+
+        first = self.secure(tmp_path)
+        subject = Reloader(first, load, Clock().unix)
+        assert len(await subject.reload()) == 1
+        assert (subject.ok, subject.settings) == (False, first)
+
+    async def test_a_slow_file_keeps_nobody_else_waiting_and_reloads_take_turns(self) -> None:
+        """Names are looked up, and the file may lie on a disk that is gone."""
+        release, begun, first = threading.Event(), [], asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def load() -> Settings:
+            begun.append(1)
+            loop.call_soon_threadsafe(first.set)
+            assert release.wait(60)
+            return self.settings("10m")
+
+        subject = Reloader(self.settings(), load, Clock().unix)
+        subject.reload_soon()
+        asked = asyncio.create_task(subject.reload())
+        await first.wait()
+        await asyncio.sleep(0.05)
+        assert (len(begun), asked.done(), subject.settings) == (1, False, self.settings())
+        release.set()
+        assert await asked == ()
+        assert (len(begun), subject.settings) == (2, self.settings("10m"))
+
+    async def test_without_a_thread_the_old_configuration_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def start(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        subject = Reloader(self.settings(), lambda: self.settings("10m"), Clock().unix)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            errors = await subject.reload()
+        assert errors == ("no thread to read it in: can't start new thread",)
+        assert (subject.ok, subject.settings) == (False, self.settings())
+
+    async def test_without_a_file_there_is_nothing_to_read(self) -> None:
+        assert await Reloader(self.settings(), None, Clock().unix).reload() == (
             "there is no configuration file to read again",
         )
 

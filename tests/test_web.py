@@ -22,11 +22,14 @@ Client = TestClient[Request, Application]
 
 @asynccontextmanager
 async def client_of(snapshot: Snapshot, *, healthy: bool = True, errors: tuple[str, ...] = ()) -> AsyncIterator[Client]:
+    async def reload() -> tuple[str, ...]:
+        return errors
+
     served = Served(
         snapshot=lambda: snapshot,
         healthy=lambda: healthy,
         config_yaml=lambda: "probe:\n  interval: 5m\n",
-        reload=lambda: errors,
+        reload=reload,
         version="1.2.3",
         clocks=CLOCKS,
     )

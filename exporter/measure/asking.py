@@ -25,17 +25,30 @@ CONNECT_PART: Final = 0.8
 _T = TypeVar("_T")
 
 
-def open_session(url: str, ca_file: Path | None) -> aiohttp.ClientSession:
-    """A session for one server; `unix:/path` and a private certificate authority are the connector's business.
+def trusting(ca_file: Path) -> ssl.SSLContext:
+    """What to trust where a private certificate authority stands behind the server.
 
     Raises:
-        ssl.SSLError: `ca_file` is not a certificate.
+        OSError: The file cannot be read; ssl.SSLError, which is one too: it is not a certificate.
+    """
+    return ssl.create_default_context(cafile=ca_file)
+
+
+def open_session(url: str, ca: Path | ssl.SSLContext | None) -> aiohttp.ClientSession:
+    """A session for one server; `unix:/path` and a private certificate authority are the connector's business.
+
+    Args:
+        url: The server.
+        ca: Its private certificate authority: the file, or what was read from it before.
+
+    Raises:
+        OSError: As `trusting`, where `ca` is a file.
     """
     if url.startswith("unix:"):
         connector: aiohttp.BaseConnector = aiohttp.UnixConnector(url.removeprefix("unix:"), force_close=True)
     else:
-        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
-        connector = aiohttp.TCPConnector(ssl=context, force_close=True)
+        context = trusting(ca) if isinstance(ca, Path) else ca
+        connector = aiohttp.TCPConnector(ssl=True if context is None else context, force_close=True)
     # Cookies would pile up, and tie the exporter to one of several servers behind a proxy.
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
 

@@ -69,13 +69,13 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload_soon)
     before: Scheduler | None = None
     runner: web.AppRunner | None = None
     try:
         while not stop.is_set():
             settings = reloader.settings
-            async with measuring(settings, progress, before) as scheduler:
+            async with measuring(settings, progress, before, reloader.trusted) as scheduler:
                 work = []
                 if runner is None:
                     # Only now is there a snapshot to serve.

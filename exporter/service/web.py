@@ -36,7 +36,7 @@ class Served:
     snapshot: Callable[[], Snapshot]
     healthy: Callable[[], bool]
     config_yaml: Callable[[], str]
-    reload: Callable[[], Sequence[str]]
+    reload: Callable[[], Awaitable[Sequence[str]]]
     version: str
     clocks: Clocks
 
@@ -69,7 +69,7 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
         return web.Response(text=served.config_yaml())
 
     async def reload(_: web.Request) -> web.Response:
-        if errors := served.reload():
+        if errors := await served.reload():
             # As Prometheus answers, so that its tools understand it.
             return web.Response(status=500, text="\n".join(["the configuration cannot be used:", *errors, ""]))
         return web.Response(text="Reloaded; in force as soon as the measurement at hand ends.\n")

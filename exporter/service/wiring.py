@@ -1,12 +1,14 @@
 """Wires what measures: sessions, probes, watches, kernels and the scheduler, from the settings."""
 
 import contextlib
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from exporter.config import ServerSettings, Settings
@@ -35,7 +37,10 @@ SYS: Final = Path("/sys")
 
 @asynccontextmanager
 async def measuring(
-    settings: Settings, progress: Progress = lambda _: None, before: Scheduler | None = None
+    settings: Settings,
+    progress: Progress = lambda _: None,
+    before: Scheduler | None = None,
+    trusted: Mapping[Path, ssl.SSLContext] = MappingProxyType({}),
 ) -> AsyncIterator[Scheduler]:
     """A scheduler with everything it needs, released afterwards.
 
@@ -43,11 +48,16 @@ async def measuring(
         settings: The configuration, peaks looked up (peaks.py).
         progress: Told what is being measured.
         before: The scheduler of an older configuration, ended by now; what it found and still holds is carried over.
+        trusted: What was read of each `ca_file`; one that is not among them is read now.
+
+    Raises:
+        OSError: A `ca_file` that is to be read now cannot be.
     """
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for server in settings.servers:
-            session = await stack.enter_async_context(open_session(server.url, server.ca_file))
+            ca = None if server.ca_file is None else trusted.get(server.ca_file, server.ca_file)
+            session = await stack.enter_async_context(open_session(server.url, ca))
             clients.append(LlamaClient(session, server.url, server.api_key_file, server.model))
         machine, duty = _machine(settings, progress, before), _duty(settings, before)
         contention = ContentionMeter(PROC, SYS, CLOCKS.monotonic)

@@ -225,6 +225,29 @@ def test_sizes_and_ages_read_as_people_write_them() -> None:
     assert [age(n) for n in (-3, 45, 119, 120, 7200, 200_000)] == ["0 s", "45 s", "119 s", "2 min", "2 h", "2 d"]
 
 
+@pytest.mark.parametrize(("step_seconds", "faster"), [(0.0117, True), (0.0125, False)])
+def test_a_step_faster_than_the_reference_says_what_its_budget_is(step_seconds: float, faster: bool) -> None:  # noqa: FBT001
+    """Its bytes take 12.04 ms at the reference."""
+    text = report_text(seen(one_batch(step_seconds, None)), Format.TABLE, 200)
+    said = (
+        "Batch 1: faster than the reference: its budget has no overhead, and the parts share the step by their bytes."
+    )
+    assert (said in text) == faster
+    overhead = re.search(r"^ +1 +\S+ +\S+ +\S+ +\S+ +(\S+) +█", text, re.MULTILINE)
+    assert overhead is not None
+    assert (float(overhead[1]) == 0) == faster
+
+
+def test_an_implausible_sample_says_what_is_withheld() -> None:
+    text = report_text(seen(one_batch(0.008, None)), Format.TABLE, 200)
+    assert "; floor, ratios and budget are withheld." in text
+    batch = snapshot_json(seen(one_batch(0.008, None)))["servers"][0]["batches"][0]  # type: ignore[index,call-overload]
+    withheld = {m.name for m in DECODE if "Absent for an implausible sample." in m.help}
+    assert len(withheld) == 6
+    plausible = snapshot_json(seen(one_batch(0.02, None)))["servers"][0]["batches"][0]  # type: ignore[index,call-overload]
+    assert set(plausible) - set(batch) == withheld  # type: ignore[arg-type]
+
+
 # --- suggestion and exit code --------------------------------------------------------------------------------------
 
 

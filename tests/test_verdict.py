@@ -372,6 +372,9 @@ def test_a_prediction_lacks_what_host_and_model_do_not_tell() -> None:
     sizeless = replace(sizeless, servers=(replace(sizeless.servers[0], batches=known.servers[0].batches),))
     both = f"Predictions not judged, {INTENSITY}; {SINGLE}: need"
     assert not_judged(view(sizeless, snapshots.NOW).servers[0]) == [f"{both} the model's size."]
+    nothing = replace(snapshots.MODEL, footprint=Footprint(parameters=0.0, weight_bytes=0.0, source=BytesSource.SERVER))
+    empty = replace(known, servers=(replace(known.servers[0], model=nothing),))
+    assert not_judged(view(empty, snapshots.NOW).servers[0]) == [f"{both} the model's size."]
     no_peak = replace(known, host=replace(known.host, compute=None))
     assert not_judged(view(no_peak, snapshots.NOW).servers[0]) == [
         f"Prediction not judged, {INTENSITY}: needs the compute peak (compute_peak)."

@@ -27,6 +27,7 @@ _VARIANT = "triad, copy, scale and add are a variant of STREAM."
 _HOST_CACHED = f"Cached; see {PREFIX}memory_bandwidth_last_success_timestamp_seconds."
 _HEALTH_CACHED = "Cached for one health interval."
 _LIVE_CACHED = "Cached; gone 3 health intervals after the last of it."
+_WITHHELD = "Absent for an implausible sample."
 _CACHED = f"Cached; see {PREFIX}probe_last_success_timestamp_seconds."
 
 
@@ -234,7 +235,7 @@ DECODE: Final = (
     ),
     of_point(
         "decode_floor_seconds",
-        f"Least time that a step can take, seconds: step bytes / reference ceiling. {_CACHED}",
+        f"Least time that a step can take, seconds: step bytes / reference ceiling. {_WITHHELD} {_CACHED}",
         lambda p: p.floor_seconds,
     ),
     of_point(
@@ -250,18 +251,19 @@ DECODE: Final = (
     of_point_by(
         "ceiling",
         "decode_ceiling_ratio",
-        f"Per step (physical): step bytes/s / ceiling, ratio. {_CACHED}",
+        f"Per step (physical): step bytes/s / ceiling, ratio. {_WITHHELD} {_CACHED}",
         lambda p: p.ceiling_ratio.items(),
     ),
     of_point(
         "decode_floor_ratio",
-        f"Floor / step time, ratio: how near decode is to its reference ceiling, 1 is the best. {_CACHED}",
+        "Floor / step time, ratio: how near decode is to its reference ceiling, which it may exceed a little."
+        f" {_WITHHELD} {_CACHED}",
         lambda p: p.floor_ratio,
     ),
     of_point_by(
         "ceiling",
         "decode_token_read_ratio",
-        f"Per token (bookkeeping): per-token read / ceiling, ratio; batching takes it above 1. {_CACHED}",
+        f"Per token (bookkeeping): per-token read / ceiling, ratio; batching takes it above 1. {_WITHHELD} {_CACHED}",
         lambda p: p.token_read_ratio.items(),
     ),
     of_point(
@@ -277,14 +279,14 @@ DECODE: Final = (
     of_point_by(
         "ceiling",
         "decode_attainable_tokens_per_second",
-        f"Decode rate of all streams that the roofline allows under this ceiling, tokens/s. {_CACHED}",
+        f"Decode rate of all streams that the roofline allows under this ceiling, tokens/s. {_WITHHELD} {_CACHED}",
         lambda p: p.attainable_tokens_per_second.items(),
     ),
     of_point_by(
         "part",
         "decode_budget_seconds",
-        "Step time by part, seconds: weights, output head and KV cache at the reference ceiling, overhead the rest."
-        f" {_CACHED}",
+        "Step time by part, seconds: weights, output head and KV cache at the reference ceiling, overhead the rest;"
+        f" where the floor ratio is above 1, no overhead, and the parts share the step. {_WITHHELD} {_CACHED}",
         lambda p: p.budget_seconds.items(),
     ),
     Metric(
@@ -300,8 +302,8 @@ DECODE: Final = (
     ),
     of_point(
         "decode_implausible",
-        "1 if the step bytes/s exceed what the ceiling allows, and ratios and budget are withheld, else 0; absent while"
-        f" bytes or ceiling are not known. {_CACHED}",
+        "1 if the step bytes/s exceed what the ceiling allows, and floor, attainable rates, ratios and budget are"
+        f" withheld, else 0; absent while bytes or ceiling are not known. {_CACHED}",
         lambda p: p.implausible,
     ),
     of_record(

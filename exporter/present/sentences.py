@@ -151,7 +151,9 @@ def _row_notes(row: Row) -> Iterable[str]:
         return
     if (found := implausible_cause(row.point, row.server.roof)) is not None:
         ratio, cause = found
-        yield f"implausible, {three_digits(ratio)} x the ceiling: {cause}"
+        yield f"implausible, {three_digits(ratio)} x the ceiling: {cause}; floor, ratios and budget are withheld"
+    if row.point.floor_ratio is not None and row.point.floor_ratio > 1:
+        yield "faster than the reference: its budget has no overhead, and the parts share the step by their bytes"
     if row.point.sample.contended:
         yield "contended, other processes wanted the processors meanwhile"
     if row.point.sample.speculative:

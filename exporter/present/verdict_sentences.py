@@ -77,7 +77,7 @@ def _missing(s: ServerView, prediction: Prediction) -> Iterable[str]:
 
 def _missing_floor(s: ServerView) -> Iterable[str]:
     """What of a step's floor is not known."""
-    if s.server.model is None or s.server.model.footprint is None:
+    if all(point.step_bytes is None for point in s.points.values()):
         yield "the model's size"
     if s.roof.reference_bytes_per_second is None:
         yield f"a ceiling ({s.roof.reference})"

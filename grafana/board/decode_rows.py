@@ -19,7 +19,8 @@ def floor_row() -> Row:
 
     ratio = timeseries(
         "Floor ratio against its threshold",
-        "Floor / measured step time by batch; dashed, the ratio below which the operator wants to be told.",
+        "Floor / measured step time by batch; dashed, the ratio below which the operator wants to be told. An"
+        " implausible sample has none.",
         [
             query(by_batch("decode_floor_ratio"), BATCH_LEGEND),
             query(by_batch("decode_floor_ratio_threshold"), "Threshold of batch {{batch}}"),
@@ -30,7 +31,8 @@ def floor_row() -> Row:
     budget = timeseries(
         "Token budget: where a step of batch $batch goes",
         "The time of a step, in which every stream gets one token, by part: weights, output head and KV cache at the"
-        " reference ceiling, overhead the rest.",
+        " reference ceiling, overhead the rest. A step that is faster than the reference has no overhead, and its parts"
+        " share it by their bytes; of an implausible sample the budget is withheld.",
         [query(part(name), "{{part}}") for name in PARTS],
         unit="s",
         stacked=True,
@@ -83,7 +85,8 @@ def batches_row() -> Row:
                 ),
                 timeseries(
                     "Step time",
-                    "Time of a step, which gives every stream one token; dashed, its floor.",
+                    "Time of a step, which gives every stream one token; dashed, its floor, withheld of an implausible"
+                    " sample.",
                     [
                         query(by_batch("decode_step_seconds"), BATCH_LEGEND),
                         query(by_batch("decode_floor_seconds"), "Floor of batch {{batch}}"),

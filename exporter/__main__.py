@@ -1,11 +1,44 @@
 """`python -m exporter` is the command `roofline-exporter`."""
 
+import io
+import os
 import signal
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _SHELL_SIGNAL: Final = 128
 """What a shell adds to the number of the signal that ended a program."""
+
+
+class _Output(io.FileIO):
+    """A standard stream; when its reader has left, the program ends without a word, as if of SIGPIPE.
+
+    Not SIGPIPE itself: it would also end what writes to a server that hangs up. And not where lines are printed: click
+    and rich, each in its own way, end with 1.
+    """
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Writes, or ends the program."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            # Whatever else is written on the way out goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            sys.exit(_SHELL_SIGNAL + signal.SIGPIPE)
+
+
+def _end_with_the_reader(name: str) -> None:
+    """Replaces `sys.stdout` or `sys.stderr`, unless that was closed from the start."""
+    stream = getattr(sys, name)
+    if stream is not None:
+        raw = _Output(stream.fileno(), "wb", closefd=False)
+        text = io.TextIOWrapper(
+            io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering
+        )
+        setattr(sys, name, text)
 
 
 def main() -> None:
@@ -16,6 +49,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The daemon's word for "read the configuration again", which it is about to read; `nohup` has its own way.
         signal.signal(signal.SIGHUP, lambda *_: None)
+    _end_with_the_reader("stdout")
+    _end_with_the_reader("stderr")
     from exporter.cli import main as commands
 
     commands(prog_name="roofline-exporter")

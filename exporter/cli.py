@@ -63,7 +63,8 @@ def main(
 ) -> None:
     """How fast llama.cpp decode could go on this machine, how fast it does go, and where the rest of the time is.
 
-    Without a command: serve.
+    Without a command: serve. Whatever the command, the exit status is 141 when the reader of its output has left,
+    as in `| head`.
     """
     if context.invoked_subcommand in {None, "serve"}:
         # The daemon's end is no failure, and before it listens there is nothing to put in order.
@@ -127,7 +128,7 @@ def _or_could_not_measure() -> Iterator[None]:
     """Ends with 3 what fails: 1, click's own and Python's, would say that a batch is below its threshold."""
     try:
         yield
-    except (click.UsageError, click.exceptions.Exit, click.Abort, BrokenPipeError):
+    except (click.UsageError, click.exceptions.Exit, click.Abort):
         raise
     except click.ClickException as error:
         error.show()

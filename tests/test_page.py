@@ -80,7 +80,7 @@ def test_the_page_loads_nothing_and_runs_nothing() -> None:
 
 def test_the_page_has_the_study_table_and_the_age_of_the_last_success() -> None:
     text = page(snapshots.rich()).text
-    assert "4 13.2 125 32.0 250 75.0 188 150 19.0 47.5 38.0 0.380" in text
+    assert "4 0.380 13.2 125 32.0 250 75.0 188 150 19.0 47.5 38.0" in text
     assert "last successful probe 30 s ago" in text
     assert "ceilings measured 60 s ago" in text
     assert f"Ready, 4 slots: {STATES[ServerState.READY]}." in text
@@ -109,7 +109,10 @@ def test_what_never_succeeded_says_so() -> None:
     assert text.count("last successful probe never") == 2
     assert "ceilings measured never" in text
     assert f"Unreachable: {REASONS[Reason.UNREACHABLE]}." in text
-    assert "No server is configured" in page(snapshots.empty()).text
+    assert (
+        "No servers: only this machine's ceilings are measured; add servers: to the configuration"
+        in page(snapshots.empty()).text
+    )
 
 
 def test_the_bars_are_to_scale() -> None:
@@ -180,3 +183,15 @@ def test_a_hostile_model_name_stays_text() -> None:
 
 def test_a_clock_that_went_back_shows_no_negative_age() -> None:
     assert "last successful probe 0 s ago" in page(snapshots.rich(), snapshots.WALL_NOW - 100).text
+
+
+def test_the_floor_ratio_comes_before_the_columns_that_a_phone_cuts() -> None:
+    """Each row begins with its batch and the main figure; what is cut has a sign."""
+    html = landing_page(view(Snapshot(snapshots.host(), (snapshots.cpu_server(),)), snapshots.NOW), "0.1.0", 0.0)
+    text = Page(html).text
+    assert "batch floor ratio of read intensity FLOP/byte tokens/s" in text
+    assert html.count('class="wide') == html.count('class="more soft"') == 2, "the table and the picture"
+    assert "@media (max-width: 60rem) { .table + .more { display: block; } }" in html
+    narrow = html[html.index("@media (max-width: 38rem)") :].split("\n  }\n")[0]
+    assert "svg { min-width: 34rem;" in narrow
+    assert ".more { display: block; }" in narrow

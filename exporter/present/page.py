@@ -10,13 +10,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from exporter.present.plot import Plot, roofline_plot
 from exporter.present.sentences import (
     ACCOUNTING,
+    NO_SERVERS,
     ceiling_lines,
     host_lines,
     notes,
     server_lines,
     standing_line,
 )
-from exporter.present.study import PART_WORDS, Column, Row, Standing, budgeted, columns, rows, standing
+from exporter.present.study import PART_WORDS, Column, Group, Row, Standing, budgeted, columns, rows, standing
 from exporter.present.verdict_sentences import verdict_lines
 from exporter.present.words import age, three_digits
 from exporter.roofline.footprint import Part
@@ -87,6 +88,7 @@ def landing_page(view: View, version: str, wall_now: float) -> str:
         servers=[_card(s, wall_now) for s in view.servers],
         parts=[(part, words) for part, words in PART_WORDS.items()],
         accounting=ACCOUNTING,
+        no_servers=NO_SERVERS,
     )
 
 
@@ -106,7 +108,8 @@ def _card(s: ServerView, wall_now: float) -> Card:
         state=s.server.state,
         up=s.server.state.up,
         lines=tuple(server_lines(s)),
-        columns=columns([s]),
+        # On a phone only the first columns are seen: the main figure comes before the rest.
+        columns=tuple(sorted(columns([s]), key=lambda column: column.group not in {Group.KEY, Group.MAIN})),
         rows=tuple(rows([s])) if s.points else (),
         plot=roofline_plot(s),
         bars=tuple(_bars(s)),

@@ -5,6 +5,7 @@ from typing import Final
 
 from exporter.present.sentences import (
     ACCOUNTING,
+    NO_SERVERS,
     ceiling_lines,
     host_lines,
     notes,
@@ -94,7 +95,7 @@ def bandwidth_text(view: View, format_: Format, width: int = TEXT_WIDTH) -> str:
 def _report_markdown(view: View) -> Iterable[str]:
     yield from markdown_lines([*host_lines(view), *ceiling_lines(view)])
     if not view.servers:
-        yield "No server is configured."
+        yield NO_SERVERS
         return
     yield from markdown_table(columns(view.servers), rows(view.servers))
     yield from ("", ACCOUNTING, "")

@@ -32,6 +32,10 @@ ACCOUNTING: Final = (
     " every token with a read of its own, and passes 100 % of a ceiling when streams share."
 )
 
+NO_SERVERS: Final = (
+    "No servers: only this machine's ceilings are measured; add servers: to the configuration (config.yaml shows how)."
+)
+
 _SCOPES: Final = {ThreadScope.ALL: "all threads", ThreadScope.SINGLE: "one thread"}
 
 

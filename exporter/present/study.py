@@ -45,6 +45,7 @@ class Group(StrEnum):
     """What a column is about, for readers who must split a wide table: the key columns go into every piece."""
 
     KEY = "key"
+    MAIN = "main"
     RATE = "rate"
     READ = "read"
 
@@ -136,7 +137,7 @@ def columns(servers: Sequence[ServerView], *, everything: bool = False) -> tuple
         *(Column(("per-token", "% of", c), _token_percent(c), Group.READ) for c in ceilings),
         Column(("per-step", "read GB/s"), _of_point(lambda p: p.step_bytes_per_second, 1e-9), Group.READ),
         *(Column(("per-step", "% of", c), _step_percent(c), Group.READ) for c in ceilings),
-        Column(("floor", *(["ratio"] if several else ["ratio of", *references])), _of_point(_floor_ratio)),
+        Column(("floor", *(["ratio"] if several else ["ratio of", *references])), _of_point(_floor_ratio), Group.MAIN),
         *([Column(("reference",), _reference, numeric=False)] if several else []),
         *([Column(("reason",), _reason, numeric=False)] if everything else []),
     )

@@ -93,7 +93,7 @@ class SplitTable(Generic[Subject]):
         if self._narrowest() <= options.max_width:
             yield rich_table(self._columns, self._subjects)
             return
-        yield self._piece(Group.RATE)
+        yield self._piece(Group.RATE, Group.MAIN)
         yield ""
         yield self._piece(Group.READ)
 
@@ -105,8 +105,8 @@ class SplitTable(Generic[Subject]):
         cells = [column.text(subject) for subject in self._subjects]
         return [*column.head, *((word for cell in cells for word in cell.split()) if column.wraps else cells)]
 
-    def _piece(self, group: Group) -> Table:
-        return rich_table([c for c in self._columns if c.group in {Group.KEY, group}], self._subjects)
+    def _piece(self, *groups: Group) -> Table:
+        return rich_table([c for c in self._columns if c.group in {Group.KEY, *groups}], self._subjects)
 
 
 def markdown_lines(lines: Iterable[str]) -> list[str]:

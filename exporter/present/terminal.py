@@ -9,6 +9,7 @@ from rich.text import Text
 
 from exporter.present.sentences import (
     ACCOUNTING,
+    NO_SERVERS,
     ceiling_lines,
     host_lines,
     notes,
@@ -50,7 +51,7 @@ def report_renderable(view: View) -> RenderableType:
     parts: list[RenderableType] = [Text("Host", style="bold"), *_lines([*host_lines(view), *ceiling_lines(view)])]
     for s in view.servers:
         parts += ["", *_server(s)]
-    return Group(*parts) if view.servers else Group(*parts, "", "No server is configured.")
+    return Group(*parts) if view.servers else Group(*parts, "", NO_SERVERS)
 
 
 def bandwidth_renderable(view: View) -> RenderableType:

@@ -464,6 +464,16 @@ def test_no_width_cuts_a_ceilings_figures_or_flags(width: int) -> None:
         assert words.count(word) >= (4 if word not in {"40.0", "39.2"} else 1), word
 
 
+@pytest.mark.parametrize("width", range(40, 121))
+def test_no_width_cuts_a_figure_of_the_report(width: int) -> None:
+    text = report_text(snapshots.rich_view(), Format.TABLE, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for figure in ("13.2", "125", "32.0", "250", "75.0", "188", "150", "19.0", "47.5", "38.0", "0.380", "0.0400"):
+        assert re.search(rf"(^| ){re.escape(figure)}( |$)", text, re.MULTILINE), figure
+    assert ("░" in text) == (width >= 56), "bars where there is room, the fewest figures at 56"
+
+
 def test_ceilings_stand_in_one_order_whenever_they_were_measured() -> None:
     """A run may find `read` at last, after the others."""
     found = snapshots.host()

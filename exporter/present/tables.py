@@ -82,31 +82,43 @@ def rich_table(columns: Sequence[Column[Subject]], subjects: Iterable[Subject]) 
     return table
 
 
+def narrowest(columns: Iterable[Column[Subject]], subjects: Sequence[Subject]) -> int:
+    """The width at which nothing is cut: words that wrap need the longest one's place; two blanks between columns."""
+    return sum(2 + max(map(len, _unbroken(column, subjects))) for column in columns) - 2
+
+
+def _unbroken(column: Column[Subject], subjects: Iterable[Subject]) -> list[str]:
+    cells = [column.text(subject) for subject in subjects]
+    return [*column.head, *((word for cell in cells for word in cell.split()) if column.wraps else cells)]
+
+
 class SplitTable(Generic[Subject]):
-    """A table for a terminal, in two pieces where that is so narrow that figures or words would be cut."""
+    """A table for a terminal; in pieces, by what the columns are about, where it is so narrow that it would be cut."""
 
     def __init__(self, columns: Sequence[Column[Subject]], subjects: Sequence[Subject]) -> None:
         self._columns = columns
         self._subjects = subjects
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._narrowest() <= options.max_width:
-            yield rich_table(self._columns, self._subjects)
+        for number, piece in enumerate(self._pieces(options.max_width)):
+            if number:
+                yield ""
+            yield rich_table(piece, self._subjects)
+
+    def _pieces(self, width: int) -> Iterable[Sequence[Column[Subject]]]:
+        if narrowest(self._columns, self._subjects) <= width:
+            yield self._columns
             return
-        yield self._piece(Group.RATE, Group.MAIN)
-        yield ""
-        yield self._piece(Group.READ)
-
-    def _narrowest(self) -> int:
-        """The columns that it takes uncut: words that wrap need the longest one's place; two blanks between columns."""
-        return sum(2 + max(map(len, self._pieces(column))) for column in self._columns) - 2
-
-    def _pieces(self, column: Column[Subject]) -> list[str]:
-        cells = [column.text(subject) for subject in self._subjects]
-        return [*column.head, *((word for cell in cells for word in cell.split()) if column.wraps else cells)]
-
-    def _piece(self, *groups: Group) -> Table:
-        return rich_table([c for c in self._columns if c.group in {Group.KEY, *groups}], self._subjects)
+        keys = [c for c in self._columns if c.group is Group.KEY]
+        for groups in ({Group.RATE, Group.MAIN}, {Group.READ}):
+            piece: list[Column[Subject]] = []
+            for column in (c for c in self._columns if c.group in groups):
+                if piece and narrowest([*keys, *piece, column], self._subjects) > width:
+                    yield [*keys, *piece]
+                    piece = []
+                piece.append(column)
+            if piece:
+                yield [*keys, *piece]
 
 
 def markdown_lines(lines: Iterable[str]) -> list[str]:

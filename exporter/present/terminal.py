@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from exporter.present.sentences import (
@@ -30,7 +29,7 @@ from exporter.present.study import (
     rows,
     standing,
 )
-from exporter.present.tables import SplitTable, rich_table
+from exporter.present.tables import SplitTable, narrowest, rich_table
 from exporter.present.verdict_sentences import verdict_lines
 from exporter.roofline.decode import DecodePoint
 from exporter.roofline.footprint import Part
@@ -66,8 +65,8 @@ def _server(s: ServerView) -> Iterable[RenderableType]:
     yield from _lines(server_lines(s))
     if s.points:
         yield from ("", SplitTable(columns([s]), rows([s])), "", Text(ACCOUNTING, style="dim"))
-    if split := budgeted([s]):
-        yield from ("", _budget_table(s, split), "", _legend(split))
+    if budgeted([s]):
+        yield from ("", _Budget(s))
     if verdict := list(verdict_lines(s)):
         yield ""
         yield from (Text(verdict[0], style="bold"), *_lines(verdict[1:]))
@@ -90,15 +89,24 @@ def _lines(lines: Iterable[str]) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def _budget_table(s: ServerView, split: Sequence[tuple[Row, DecodePoint]]) -> Table:
-    """The budget in figures, and as bars whose lengths compare the batches' steps."""
-    figures = budget_columns([s])
-    table = rich_table(figures, [])
-    table.add_column("", no_wrap=True)
-    longest = max(point.sample.step_seconds for _, point in split)
-    for row, point in split:
-        table.add_row(*(Text(column.text(row)) for column in figures), _bar(point, longest))
-    return table
+class _Budget:
+    """The budget in figures, and, where there is room, as bars whose lengths compare the batches' steps."""
+
+    def __init__(self, server: ServerView) -> None:
+        self._split = budgeted([server])
+        self._figures = budget_columns([server])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = [row for row, _ in self._split]
+        if narrowest(self._figures, found) + 2 + _BAR_WIDTH > options.max_width:
+            yield SplitTable(self._figures, found)
+            return
+        table = rich_table(self._figures, [])
+        table.add_column("", no_wrap=True)
+        longest = max(point.sample.step_seconds for _, point in self._split)
+        for row, point in self._split:
+            table.add_row(*(Text(column.text(row)) for column in self._figures), _bar(point, longest))
+        yield from (table, "", _legend(self._split))
 
 
 def _bar(point: DecodePoint, longest: float) -> Text:

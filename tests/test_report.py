@@ -26,7 +26,7 @@ from exporter.present.report import (
     report_text,
     snapshot_json,
 )
-from exporter.present.study import suggested_floor_fractions
+from exporter.present.study import budgeted, suggested_floor_fractions
 from exporter.present.words import REASONS, STATES, age, binary_size, si, three_digits
 from exporter.roofline.ceiling import BandwidthTrack, Kernel, ThreadScope
 from exporter.roofline.reason import Reason
@@ -236,6 +236,15 @@ def test_a_step_faster_than_the_reference_says_what_its_budget_is(step_seconds: 
     overhead = re.search(r"^ +1 +\S+ +\S+ +\S+ +\S+ +(\S+) +█", text, re.MULTILINE)
     assert overhead is not None
     assert (float(overhead[1]) == 0) == faster
+
+
+def test_a_step_without_a_budget_has_no_row_in_it() -> None:
+    """Batch 1 is implausible."""
+    batches = {1: snapshots.record(1, 0.008), 2: snapshots.record(2, 0.025)}
+    shown = seen(replace(snapshots.cpu_server(), batches=batches))
+    assert [row.batch for row, _ in budgeted(shown.servers)] == [2]
+    markdown = report_text(shown, Format.MARKDOWN).split("Where the time of a step goes:")[1]
+    assert re.findall(r"^\| (\d) ", markdown, re.MULTILINE) == ["2"]
 
 
 def test_an_implausible_sample_says_what_is_withheld() -> None:

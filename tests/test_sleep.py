@@ -85,7 +85,7 @@ async def test_a_process_is_looked_at_once_for_each_start() -> None:
 
 async def test_a_server_whose_process_tells_is_left_alone(tmp_path: Path) -> None:
     async with FakeLlama() as fake, bench(fake, tmp_path) as b:
-        b.watch._sleep = SleepReader(fake.url, lambda _: 600.0)
+        b.watch.checkup.sleep = SleepReader(fake.url, lambda _: 600.0)
         live = LiveWatch(
             b.watch.settings, b.watch, LiveReader(b.probe.client, b.time.monotonic), clock=b.time.monotonic
         )
@@ -103,7 +103,7 @@ async def test_a_server_whose_process_tells_is_left_alone(tmp_path: Path) -> Non
 
 async def test_what_the_operator_says_counts(tmp_path: Path) -> None:
     async with FakeLlama() as fake, bench(fake, tmp_path, server={"sleep_idle": "1h"}, sleep_idle=3600.0) as b:
-        b.watch._sleep = SleepReader(fake.url, lambda _: 600.0)
+        b.watch.checkup.sleep = SleepReader(fake.url, lambda _: 600.0)
         await b.watch.cycle()
         assert b.probe.manners.sleep_idle == 3600
 
@@ -112,7 +112,7 @@ async def test_a_server_started_anew_without_it_is_watched_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with FakeLlama() as fake, bench(fake, tmp_path) as b:
-        b.watch._sleep = SleepReader(fake.url, lambda _: told[0])
+        b.watch.checkup.sleep = SleepReader(fake.url, lambda _: told[0])
         told: list[float | None] = [600.0]
 
         def known() -> float | None:

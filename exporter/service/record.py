@@ -61,11 +61,17 @@ def placed(server: Server, sample: DecodeSample, roof: Roof) -> DecodePoint:
 
 def without_samples(server: Server) -> Server:
     """Another model: what was measured of the old one is no longer true of this server."""
-    fresh = {
-        b: BatchRecord(threshold=r.threshold, last_success_timestamp=r.last_success_timestamp)
-        for b, r in server.batches.items()
-    }
-    return replace(server, batches=fresh, live=None)
+    return replace(server, batches={b: _unmeasured(r) for b, r in server.batches.items()}, live=None)
+
+
+def without_samples_above(server: Server, slots: int) -> Server:
+    """What was measured at batches that do not fit into the server's slots is no longer true of it."""
+    gone = {b: _unmeasured(r) for b, r in server.batches.items() if b > slots and r.sample is not None}
+    return replace(server, batches={**server.batches, **gone})
+
+
+def _unmeasured(batch: BatchRecord) -> BatchRecord:
+    return BatchRecord(threshold=batch.threshold, last_success_timestamp=batch.last_success_timestamp)
 
 
 def carried_over(new: Server, old: Server, *, same: bool) -> Server:

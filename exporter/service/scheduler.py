@@ -1,6 +1,7 @@
 """The one measuring loop: bandwidth runs and probe cycles in turn, never together; health checks beside it."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final
@@ -65,7 +66,8 @@ class Scheduler:
         self._asked_users_at = -math.inf
         self._alive_until = clocks.monotonic() + HEALTHY_INTERVALS * settings.probe.health_interval
         self._finishing = False
-        self._first_check_done = asyncio.Event()
+        self._unchecked = {watch.record.name for watch in self.watches}
+        self._first_checks_done = asyncio.Event()
         self.first_cycle_done = asyncio.Event()
         self.snapshot = self._freeze()
 
@@ -81,7 +83,7 @@ class Scheduler:
         """Checks and measures until cancelled, or until `finish` was called and a cycle has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self._check_forever())]
+                beside = [group.create_task(self._check_forever(watch)) for watch in self.watches]
                 if (live := self._live) is not None:
                     beside += [group.create_task(live(watch, self._refresh)) for watch in self.watches]
                 await self._measure_forever()
@@ -105,15 +107,16 @@ class Scheduler:
             self.machine.cancel()
         return self.snapshot
 
-    async def _check_forever(self) -> None:
-        interval = self._settings.probe.health_interval
+    async def _check_forever(self, watch: ServerWatch) -> None:
+        """A loop for each server: one that hangs does not keep the others' state from being seen."""
         while True:
-            await asyncio.gather(*(self._check(watch) for watch in self.watches))
-            self._first_check_done.set()
-            await self._sleep(interval)
+            await self._check(watch)
+            self._unchecked.discard(watch.record.name)
+            if not self._unchecked:
+                self._first_checks_done.set()
+            await self._sleep(self._settings.probe.health_interval)
 
     async def _check(self, watch: ServerWatch) -> None:
-        """One server that hangs does not keep the others' state from being seen."""
         was_up = watch.record.state.up
         await watch.check()
         if watch.record.state.up and not was_up:
@@ -122,7 +125,10 @@ class Scheduler:
 
     async def _measure_forever(self) -> None:
         # Whether users are served is known only once the servers were asked.
-        await self._first_check_done.wait()
+        self._expect_tick(CHECK_SECONDS)
+        if self.watches:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._first_checks_done.wait(), CHECK_SECONDS)
         while not self._finishing:
             self._expect_tick(0.0)
             if self._clocks.monotonic() >= self.machine.due and await self._may_measure_bandwidth():

@@ -11,13 +11,14 @@ import structlog
 from exporter.config import ProbeSettings, ServerSettings
 from exporter.measure.answers import Props
 from exporter.measure.model import ModelReader
-from exporter.measure.probe import DecodeProbe, Identity, identify
+from exporter.measure.probe import DecodeProbe, Identity
 from exporter.measure.sleep import SleepReader
 from exporter.roofline.ceiling import Roof, RoofPolicy
 from exporter.roofline.decode import DecodeSample
 from exporter.roofline.live import LiveSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
+from exporter.service.checkup import Checkup
 from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
 from exporter.service.policy import policy_of
@@ -29,6 +30,7 @@ from exporter.service.record import (
     with_state,
     with_users,
     without_samples,
+    without_samples_above,
 )
 from exporter.service.rounds import USERS, Rounds
 from exporter.service.states import checked_state, live_state
@@ -72,12 +74,10 @@ class ServerWatch:
     ) -> None:
         self.settings = settings
         self.probe = probe
-        self._models = models
         self._roof = roof
         self._clocks = clocks
-        self._sleep = sleep or SleepReader(settings.url)
-        self._sleep_idle: float | None = None
         self._identity: Identity | None = None
+        self._marker: str | None = None
         self._cannot: Reason | None = None
         self._busy_at: float | None = None
         self._generating, self._generated_at = False, -math.inf
@@ -93,6 +93,7 @@ class ServerWatch:
             chance=chance,
         )
         self._log = log.bind(server=settings.name)
+        self.checkup = Checkup(settings, probe, models, sleep or SleepReader(settings.url), self._log)
         self.record = Server(
             name=settings.name,
             policy=policy_of(settings, machine_compute_peak),
@@ -211,21 +212,8 @@ class ServerWatch:
             self._warned = reason
         self.rounds.failed()
 
-    async def _identify(self, known: Identity | None) -> Identity | Reason:
-        answer = await identify(self.probe.client, known)
-        if isinstance(answer, Reason):
-            self._take_answer(answer, None)
-        else:
-            await self._learn_sleep(answer.props)
-            self._take_answer(answer, await self._models.describe(answer.props, answer.size))
-        return answer
-
-    async def _learn_sleep(self, props: Props) -> None:
-        """What the server's command line tells is as good as what the operator would say."""
-        manners, found = self.probe.manners, await self._sleep.read(props)
-        if self.settings.sleep_idle is None and found != self._sleep_idle:
-            self._sleep_idle = manners.sleep_idle = found
-            self._log.info("the server's command line tells when it sleeps", sleep_idle=found)
+    async def _identify(self, known: Identity | None) -> None:
+        self._take_answer(*await self.checkup.ask(known, self.record.model))
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
         was, self._checked = self.record, True
@@ -237,7 +225,6 @@ class ServerWatch:
                 self.probe.manners.see_sleep(sleeping=True)
             # Another model may come back.
             self._identity = self._cannot = None
-            self._sleep.forget()
         else:
             if self.record.model is not None and self.record.model != model:
                 self._cannot = None
@@ -247,15 +234,27 @@ class ServerWatch:
                 state = ServerState.UNSUPPORTED
             why = Reason.TIMEOUT if state is ServerState.STALLED else self._cannot
             detail = self.record.state_detail if self._cannot is not None else ""
-            found = replace(self.record, slots=answer.props.slots, model=model)
+            props, anew = answer.props, self._started_anew(answer.props)
+            found = replace(without_samples_above(self.record, props.slots), slots=props.slots, model=model)
             self.record = with_state(found, state, why, detail)
-            self._identity = answer
+            self._identity, self._marker = answer, props.marker
+            if anew:
+                self.rounds.hurry()
             self.probe.manners.see_sleep(sleeping=answer.props.sleeping)
             self._welcome(was.state)
             if was.state is ServerState.SLEEPING and state is not was.state:
                 # Somebody woke it: this may be the only time to probe it before it sleeps again.
                 self.rounds.hurry()
         tell_state(self._log, self.record, was)
+
+    def _started_anew(self, props: Props) -> bool:
+        """Whether this may be another start of the server than the one that was measured, of the same model."""
+        if self._marker is None:
+            return False
+        if props.marker or self._marker:
+            return props.marker != self._marker
+        # Builds that have no word for each start: one that was away, or has other slots now.
+        return not self.record.state.up or self.record.slots != props.slots
 
     def _welcome(self, was: ServerState) -> None:
         """A server that is back is probed at once, where the last probe failed."""

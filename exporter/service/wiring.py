@@ -142,6 +142,8 @@ def _manners(settings: Settings, server: ServerSettings, old: ServerWatch | None
 def _go_on(watch: ServerWatch, old: ServerWatch, *, same: bool) -> None:
     """Lets a watch go on from that of an older configuration; `same` where that asked the server in the same way."""
     watch.record = carried_over(watch.record, old.record, same=same)
+    if same:
+        watch.checkup.go_on_from(old.checkup)
     if same and watch.record.batches.keys() == old.record.batches.keys():
         # What was measured holds for as long as the next round was planned to take.
         rounds, before = watch.rounds, old.rounds

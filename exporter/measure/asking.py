@@ -60,12 +60,16 @@ class Asker:
         session: Its connections, closed by the caller.
         url: Base URL, with the API prefix if the server has one.
         api_key_file: Read at each request, so that a rotated key needs no restart.
+
+    Attributes:
+        before_post: Called before each request that makes the server generate; the measuring loop alone sends those.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: str, api_key_file: Path | None) -> None:
         self._session = session
         self._base = "http://localhost" if url.startswith("unix:") else url.rstrip("/")
         self._api_key_file = api_key_file
+        self.before_post: Callable[[], None] = lambda: None
         self._words: dict[Reason, str] = {}
         self._answered = False
 
@@ -82,6 +86,8 @@ class Asker:
         body: Json = None,
     ) -> _T | Reason:
         """One request within `timeout` seconds; whatever goes wrong on the way is a reason."""
+        if method == "POST":
+            self.before_post()
         try:
             headers = self._headers()
         except ValueError as error:

@@ -12,7 +12,7 @@ from exporter.measure.model import ModelReader
 from exporter.measure.probe import ASK_TIMEOUT, DecodeProbe, Identity, identify
 from exporter.measure.sleep import SleepReader
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import Model
+from exporter.roofline.snapshot import Model, Server
 
 LOOK_SECONDS: Final = ASK_TIMEOUT
 """For each look at what belongs to the server on this machine: its model's file, its process."""
@@ -109,3 +109,18 @@ class Checkup:
         if not self._told_sleep and found != self._sleep_idle:
             self._sleep_idle = self._probe.manners.sleep_idle = found
             self._log.info("the server's command line tells when it sleeps", sleep_idle=found)
+
+
+def started_anew(props: Props, marker: str | None, was: Server) -> bool:
+    """Whether this may be another start of the server than the one that was measured, of the same model.
+
+    Args:
+        props: What it says of itself now.
+        marker: Its word for the start that was seen last; None before the first, empty in builds that have none.
+        was: Its record until now.
+    """
+    if marker is None:
+        return False
+    if props.marker or marker:
+        return props.marker != marker
+    return not was.state.up or was.slots != props.slots

@@ -6,6 +6,7 @@ import platform
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Final
 
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 VERSION: Final = version("roofline-exporter")
 END_SECONDS: Final = 0.4
 """From the signal to the end at most. It takes a tenth of that; a busy machine, or clients, could make it any time."""
+MAX_THREADS: Final = 64
+"""Begun only when every other is at work; asyncio's own 4 and one for each CPU are few."""
 _PATIENCE_SECONDS: Final = 0.1
 """How long, twice, the end waits for clients that do not take their answers."""
 
@@ -60,6 +63,8 @@ async def serve(
     stop = asyncio.Event()
     reloader = Reloader(settings, load, CLOCKS.unix)
     loop = asyncio.get_running_loop()
+    # A look at a dead disk keeps its thread, one for each server: names are resolved, and kernels run, all the same.
+    loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS))
 
     def end() -> None:
         if not stop.is_set():

@@ -29,10 +29,10 @@ def with_failure(server: Server, reason: Reason) -> Server:
     return _counted(server, reason, batches)
 
 
-def with_users(server: Server, seconds: float) -> Server:
-    """Users were there for `seconds` more: that time does not age the samples."""
+def with_users(server: Server, seconds: float, *, own: bool = True) -> Server:
+    """Users, its `own` or of a server beside it, were there for `seconds` more: that time does not age the samples."""
     spared = {b: replace(r, busy_seconds=r.busy_seconds + seconds) for b, r in server.batches.items()}
-    return replace(with_state(server, ServerState.BUSY), batches=spared)
+    return replace(with_state(server, ServerState.BUSY) if own else server, batches=spared)
 
 
 def with_sample(server: Server, sample: DecodeSample, roof: Roof, seconds: float, unix: float) -> Server:

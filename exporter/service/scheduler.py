@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final
 
 from exporter.config import Settings
-from exporter.measure.prompts import PROMPT_FAMILIES
 from exporter.roofline.snapshot import CHECK_SECONDS, Snapshot
 from exporter.service.ceilings import FIRST_ATTEMPTS, HostWatch, Progress
 from exporter.service.clocks import Clocks
@@ -128,7 +127,9 @@ class Scheduler:
         self._expect_tick(CHECK_SECONDS)
         if self.watches:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._first_checks_done.wait(), CHECK_SECONDS)
+                # Not wait_for, which in Python 3.11 may swallow a cancellation.
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._first_checks_done.wait()
         while not self._finishing:
             self._expect_tick(0.0)
             if self._clocks.monotonic() >= self.machine.due and await self._may_measure_bandwidth():
@@ -149,7 +150,8 @@ class Scheduler:
         if now - self._asked_users_at < self._settings.probe.health_interval:
             return False
         self._asked_users_at = now
-        return not any([await watch.has_users() for watch in self.watches])
+        self._expect_tick(CHECK_SECONDS)
+        return not any(await asyncio.gather(*(watch.has_users() for watch in self.watches)))
 
     async def _measure_bandwidth(self) -> None:
         """One run; the first is made again at once when it was disturbed: without a ceiling there is nothing to say."""
@@ -161,17 +163,32 @@ class Scheduler:
                 break
 
     async def _cycle(self, watch: ServerWatch, *, whole: bool = False) -> None:
-        # Bounded by its timeouts: for each batch a short run and a long one, each with every family of prompts.
-        requests = 2 * PROMPT_FAMILIES * len(watch.record.batches)
-        self._expect_tick(requests * (self._settings.probe.timeout + CHECK_SECONDS))
-
         def on_batch(batch: int) -> None:
+            self._expect_request()
             self.snapshot = self._freeze()
             self._progress(f"{watch.record.name}: decode, batch {batch}")
 
-        await watch.cycle(on_batch, whole=whole)
+        async def users_beside() -> str | None:
+            return await self._users_beside(watch)
+
+        # A probe sends several requests; each has its time, and none has that of all.
+        watch.probe.client.before_post = self._expect_request
+        self._expect_request()
+        await watch.cycle(on_batch, users_beside=users_beside, whole=whole)
         self.snapshot = self._freeze()
         self._expect_tick(0.0)
+
+    async def _users_beside(self, watch: ServerWatch) -> str | None:
+        """Another server that serves users on the same CPUs, for a CPU server; a probe would slow it as its own."""
+        if watch.settings.device != "cpu":
+            return None
+        others = [w for w in self.watches if w is not watch and w.settings.device == "cpu"]
+        served = await asyncio.gather(*(other.has_users() for other in others))
+        return next((other.record.name for other, users in zip(others, served, strict=True) if users), None)
+
+    def _expect_request(self) -> None:
+        """The loop goes on after one request's time, and that of the questions around it, at most."""
+        self._expect_tick(self._settings.probe.timeout + CHECK_SECONDS)
 
     def _expect_tick(self, work: float) -> None:
         """The measuring loop is alive now, and will be again after at most `work` seconds."""

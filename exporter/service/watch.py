@@ -2,14 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from exporter.config import ProbeSettings, ServerSettings
-from exporter.measure.answers import Props
 from exporter.measure.model import ModelReader
 from exporter.measure.probe import DecodeProbe, Identity
 from exporter.measure.sleep import SleepReader
@@ -18,7 +17,7 @@ from exporter.roofline.decode import DecodeSample
 from exporter.roofline.live import LiveSample
 from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import BatchRecord, Model, Server, ServerState
-from exporter.service.checkup import Checkup
+from exporter.service.checkup import Checkup, started_anew
 from exporter.service.clocks import Clocks
 from exporter.service.duty import DutyAccount
 from exporter.service.policy import policy_of
@@ -40,6 +39,10 @@ log = structlog.get_logger()
 
 _CANNOT: Final = frozenset({Reason.NOT_SUPPORTED, Reason.NOT_LLAMA})
 """Answers to a completion that say: this server, well as it is, cannot be measured."""
+
+
+async def _nobody() -> None:
+    """No server is beside this one."""
 
 
 class ServerWatch:
@@ -122,11 +125,18 @@ class ServerWatch:
             return False
         return await self.probe.ready(identity, 1) is Reason.BUSY
 
-    async def cycle(self, on_batch: Callable[[int], None] = lambda _: None, *, whole: bool = False) -> None:
+    async def cycle(
+        self,
+        on_batch: Callable[[int], None] = lambda _: None,
+        *,
+        users_beside: Callable[[], Awaitable[str | None]] = _nobody,
+        whole: bool = False,
+    ) -> None:
         """Probes every batch that this round still owes, and decides when to go on.
 
         Args:
             on_batch: Told which batch is next.
+            users_beside: Names another server whose users a probe of this one would slow, if there is one.
             whole: The operator asked for the round now: no batch waits for the duty cycle.
         """
         if not self._checked:
@@ -144,7 +154,10 @@ class ServerWatch:
             self._take_reason(rounds.owed[0], Reason.KEEPS_AWAKE, 0.0)
         while rounds.goes_on(whole=whole):
             on_batch(rounds.owed[0])
-            if not await self._probe_batch(identity, rounds.owed[0]):
+            beside = None if identity.props.sleeping else await users_beside()
+            if beside is not None:
+                self._take_reason(rounds.owed[0], Reason.BUSY, 0.0, beside)
+            elif not await self._probe_batch(identity, rounds.owed[0]):
                 # Another model or another start since the round began: what was measured is of neither.
                 rounds.restart()
                 return
@@ -234,7 +247,7 @@ class ServerWatch:
                 state = ServerState.UNSUPPORTED
             why = Reason.TIMEOUT if state is ServerState.STALLED else self._cannot
             detail = self.record.state_detail if self._cannot is not None else ""
-            props, anew = answer.props, self._started_anew(answer.props)
+            props, anew = answer.props, started_anew(answer.props, self._marker, self.record)
             found = replace(without_samples_above(self.record, props.slots), slots=props.slots, model=model)
             self.record = with_state(found, state, why, detail)
             self._identity, self._marker = answer, props.marker
@@ -246,15 +259,6 @@ class ServerWatch:
                 # Somebody woke it: this may be the only time to probe it before it sleeps again.
                 self.rounds.hurry()
         tell_state(self._log, self.record, was)
-
-    def _started_anew(self, props: Props) -> bool:
-        """Whether this may be another start of the server than the one that was measured, of the same model."""
-        if self._marker is None:
-            return False
-        if props.marker or self._marker:
-            return props.marker != self._marker
-        # Builds that have no word for each start: one that was away, or has other slots now.
-        return not self.record.state.up or self.record.slots != props.slots
 
     def _welcome(self, was: ServerState) -> None:
         """A server that is back is probed at once, where the last probe failed."""
@@ -268,13 +272,14 @@ class ServerWatch:
         self.record = without_samples(self.record)
         self.rounds.restart()
 
-    def _take_reason(self, batch: int, reason: Reason, seconds: float) -> None:
+    def _take_reason(self, batch: int, reason: Reason, seconds: float, beside: str | None = None) -> None:
+        """Counts why there is no sample; the users who are why may be those of a server `beside`."""
         now = self._clocks.monotonic()
         users = reason in USERS
         if users:
-            self.record = with_users(self.record, 0.0 if self._busy_at is None else now - self._busy_at)
+            self.record = with_users(self.record, 0.0 if self._busy_at is None else now - self._busy_at, own=not beside)
         self._busy_at = now if users else None
-        words = self.probe.client.words(reason)
+        words = f"users of {beside} on the same CPUs" if beside else self.probe.client.words(reason)
         if reason in _CANNOT:
             self._cannot = reason
             self.record = with_state(self.record, ServerState.UNSUPPORTED, reason, words)

@@ -19,6 +19,11 @@ _CONTENT_TYPES: Final[Mapping[str, str]] = {
     "csv": "text/csv",
 }
 
+_STUCK: Final = (
+    "The measuring loop is stuck: it has not ticked for 3 health intervals, and what it was last seen to begin had its"
+    " time before that: a request of a probe probe.timeout and 15 s, a bandwidth run 60 s.\n"
+)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -77,7 +82,7 @@ def build_app(served: Served, registry: CollectorRegistry) -> web.Application:
     async def healthy(_: web.Request) -> web.Response:
         if served.healthy():
             return web.Response(text="Healthy\n")
-        return web.Response(status=503, text="The measuring loop has not ticked for 3 health intervals.\n")
+        return web.Response(status=503, text=_STUCK)
 
     async def ready(_: web.Request) -> web.Response:
         return web.Response(text="Ready\n")

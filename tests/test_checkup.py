@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,14 +18,16 @@ from structlog.testing import capture_logs
 
 from exporter.config import parse
 from exporter.service.checkup import Look
+from exporter.service.daemon import serve
 from exporter.service.wiring import measuring
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     import pytest
 
+    from exporter.service.scheduler import Scheduler
     from exporter.service.watch import ServerWatch
 
 
@@ -159,3 +163,24 @@ async def test_without_a_thread_what_was_known_stays() -> None:
     with capture_logs() as logs:
         assert await look.take(refused, 7.0) == 7.0
     assert [line["event"] for line in logs] == ["no thread to look at the server's process in"]
+
+
+async def test_disks_that_hang_leave_threads_for_names_and_kernels() -> None:
+    """Asyncio's own pool has 4 and one for each CPU."""
+    done: list[int] = []
+
+    async def beside(_: Scheduler, __: Sequence[str]) -> None:
+        release = threading.Event()
+        hanging = [asyncio.create_task(asyncio.to_thread(release.wait, 60)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(10):
+                done.append(await asyncio.to_thread(int, "1"))
+        finally:
+            release.set()
+            await asyncio.gather(*hanging)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async with asyncio.timeout(60):
+        await serve(parse("bandwidth: {compute_peak: 1TFLOP/s}", "test"), [("127.0.0.1", 0)], beside=beside)
+    assert done == [1]

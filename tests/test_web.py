@@ -76,7 +76,9 @@ async def test_snapshot_in_every_format_of_report(form: str, kind: str) -> None:
 
 async def test_a_dead_loop_is_not_healthy_but_metrics_go_on() -> None:
     async with client_of(snapshots.rich(), healthy=False) as client:
-        assert (await client.get("/-/healthy")).status == 503
+        answer = await client.get("/-/healthy")
+        assert answer.status == 503
+        assert "probe.timeout and 15 s" in await answer.text()
         assert (await client.get("/-/ready")).status == 200
         assert (await client.get("/metrics")).status == 200
 

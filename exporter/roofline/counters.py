@@ -4,9 +4,7 @@ The counters of generated tokens move only when a request ends, and every value 
 Each figure carries a bound of its error and is published only below `MAX_COUNTER_ERROR`; until then the window grows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import floor, log10
 from typing import Final
 
@@ -75,10 +73,13 @@ class CounterTrack:
         while len(readings) > 1 and readings[-1].tokens == readings[-2].tokens:
             readings.pop()
         step = rate = streams = None
-        for first in range(len(readings) - 2, -1, -1):
-            window = readings[first:]
-            step = _step_seconds(window) if step is None else step
-            if rate is None and (found := _rate(window)) is not None:
+        if not readings:
+            return None
+        window = _Window(readings[-1], readings[-1])
+        for before in reversed(readings[:-1]):
+            window = window.back_to(before)
+            step = window.step_seconds if step is None else step
+            if rate is None and (found := window.rate) is not None:
                 rate, streams = found
             if step is not None and rate is not None:
                 break
@@ -97,53 +98,71 @@ def _restarted(before: Counters, after: Counters) -> bool:
     )
 
 
-def _step_seconds(window: Sequence[Counters]) -> float | None:
-    """Mean step time, if its error is small.
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The readings from `first` to `last`, as sums over their neighbours; grown backwards, one reading at a time.
 
-    A request's first token takes no step, and how many requests ended is not told: in each interval at least one where
-    the count moved and as many as left the work, at most all that were in work. One that came and went between two
-    readings is not seen; it makes the step look shorter by one part in its length.
+    Attributes:
+        fewest: Requests that ended, at least: where the count moved, one, and as many as left the work.
+        most: At most: all that were in work.
+        running: Seconds in which something ran.
+        unsure: By how many seconds that may be wrong.
     """
-    first, last = window[0], window[-1]
-    seconds, tokens = last.seconds - first.seconds, last.tokens - first.tokens
-    if last.accepted is None or first.accepted is None:
-        # Before b10282 nothing tells whether tokens are steps.
-        return None
-    accepted = last.accepted - first.accepted
-    fewest = most = 0
-    for before, after in pairwise(window):
-        if after.tokens > before.tokens:
+
+    first: Counters
+    last: Counters
+    fewest: float = 0.0
+    most: float = 0.0
+    running: float = 0.0
+    unsure: float = 0.0
+
+    def back_to(self, before: Counters) -> "_Window":
+        """The window with one more reading at its start."""
+        after, length = self.first, self.first.at - before.at
+        fewest, most, running, unsure = self.fewest, self.most, self.running, self.unsure
+        moved = after.tokens > before.tokens
+        if moved:
             fewest += max(1, before.processing - after.processing)
             most += max(1, before.processing)
-    steps = tokens - accepted - (fewest + most) / 2
-    if steps <= 0 or seconds <= 0:
-        return None
-    unsure = quantum(last.tokens, whole=True) + quantum(last.accepted, whole=True) + (most - fewest) / 2
-    error = unsure / steps + (quantum(last.seconds, whole=False) + most * _TRUNCATED_SECONDS) / seconds
-    return seconds / steps if error < MAX_COUNTER_ERROR else None
-
-
-def _rate(window: Sequence[Counters]) -> tuple[float, float] | None:
-    """Tokens/s and mean streams over the time in which something ran, if their error is small.
-
-    A request counts when it ends: one that runs across either end of the window is counted wholly, or not at all. No
-    request is longer than the longest sequence.
-    """
-    first, last = window[0], window[-1]
-    tokens, seconds = last.tokens - first.tokens, last.seconds - first.seconds
-    across = max(first.processing, last.processing)
-    if tokens <= 0 or (across and last.longest is None):
-        return None
-    running = unsure = 0.0
-    for before, after in pairwise(window):
-        length = after.at - before.at
         if before.processing and after.processing:
             running += length
-        elif before.processing or after.processing or after.tokens > before.tokens:
+        elif before.processing or after.processing or moved:
             # It began or ended somewhere in between, or did both.
             running += length / 2
             unsure += length / 2
-    if running <= 0:
-        return None
-    error = (quantum(last.tokens, whole=True) + across * (last.longest or 0.0)) / tokens + unsure / running
-    return (tokens / running, seconds / running) if error < MAX_COUNTER_ERROR else None
+        return _Window(before, self.last, fewest, most, running, unsure)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean step time, if its error is small.
+
+        A request's first token takes no step, and how many requests ended is not told. One that came and went between
+        two readings is not seen; it makes the step look shorter by one part in its length.
+        """
+        first, last, fewest, most = self.first, self.last, self.fewest, self.most
+        seconds, tokens = last.seconds - first.seconds, last.tokens - first.tokens
+        if last.accepted is None or first.accepted is None:
+            # Before b10282 nothing tells whether tokens are steps.
+            return None
+        steps = tokens - (last.accepted - first.accepted) - (fewest + most) / 2
+        if steps <= 0 or seconds <= 0:
+            return None
+        unsure = quantum(last.tokens, whole=True) + quantum(last.accepted, whole=True) + (most - fewest) / 2
+        error = unsure / steps + (quantum(last.seconds, whole=False) + most * _TRUNCATED_SECONDS) / seconds
+        return seconds / steps if error < MAX_COUNTER_ERROR else None
+
+    @property
+    def rate(self) -> tuple[float, float] | None:
+        """Tokens/s and mean streams over the time in which something ran, if their error is small.
+
+        A request counts when it ends: one that runs across either end of the window is counted wholly, or not at all.
+        No request is longer than the longest sequence.
+        """
+        first, last = self.first, self.last
+        tokens, seconds = last.tokens - first.tokens, last.seconds - first.seconds
+        across = max(first.processing, last.processing)
+        if tokens <= 0 or self.running <= 0 or (across and last.longest is None):
+            return None
+        lost = quantum(last.tokens, whole=True) + across * (last.longest or 0.0)
+        error = lost / tokens + self.unsure / self.running
+        return (tokens / self.running, seconds / self.running) if error < MAX_COUNTER_ERROR else None

@@ -6,7 +6,7 @@ prompt was read. Such intervals are joined to runs; a run is off by at most one 
 the round trips of its first and last poll, so its relative error falls as it grows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import sqrt
@@ -218,12 +218,8 @@ class LiveTrack:
 
     def sample(self) -> LiveSample | None:
         """The mean of the newest runs that are long and exact enough together, or None."""
-        taken: list[Run] = []
-        for run in reversed(self.runs):
-            if sum(r.seconds for r in taken) >= WINDOW_SECONDS and _error(taken) <= MAX_ERROR:
-                break
-            taken.append(run)
-        if not taken or _error(taken) > MAX_ERROR:
+        taken = _newest(self.runs)
+        if not taken:
             return None
         shares = _shares(taken)
         seconds = sum(s.seconds for s in shares)
@@ -242,13 +238,26 @@ def _follows(run: Run, new: Run) -> bool:
     return run.ended == new.began and run.streams == new.streams and run.speculative == new.speculative
 
 
-def _error(runs: Iterable[Run]) -> float:
-    """Relative error of the runs' mean: errors of runs that are apart are unrelated, so their squares add."""
-    apart: list[Run] = []
-    for run in sorted(runs, key=lambda run: run.began):
-        joins = bool(apart) and _follows(apart[-1], run)
-        apart = [*apart[:-1], apart[-1].then(run)] if joins else [*apart, run]
-    return sqrt(sum(run.error_seconds**2 for run in apart)) / sum(run.seconds for run in apart)
+def _newest(runs: Sequence[Run]) -> list[Run]:
+    """The newest runs that are long and exact enough together, the newest first; none where all are not.
+
+    Errors of runs that are apart are unrelated, so their squares add; a run is joined to the one that it follows.
+    """
+    seconds = squares = error = 0.0
+    taken: list[Run] = []
+    joined: Run | None = None
+    for run in reversed(runs):
+        taken.append(run)
+        seconds += run.seconds
+        if joined is not None and _follows(run, joined):
+            joined = run.then(joined)
+        else:
+            squares += 0.0 if joined is None else joined.error_seconds**2
+            joined = run
+        error = sqrt(squares + joined.error_seconds**2) / seconds
+        if seconds >= WINDOW_SECONDS and error <= MAX_ERROR:
+            break
+    return taken if error <= MAX_ERROR else []
 
 
 def _shares(runs: Sequence[Run]) -> tuple[LiveShare, ...]:

@@ -30,7 +30,7 @@ from exporter.roofline.decode import DecodeSample
 from exporter.roofline.footprint import BytesSource, Footprint
 from exporter.roofline.snapshot import Model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 INNER = 4096
 DENSE = Shape(layers=8, embedding=768, heads=12, kv_heads=4, context=1024, feed_forward=INNER)
@@ -75,7 +75,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         for name, shape in SHAPES.items():
             path, port = directory / f"{name}.gguf", free_port()
             write_model(path, shape)
-            stack.enter_context(llama(path, port, "--parallel", "1", "--ctx-size", "1024"))
+            # One thread: neighbours on a busy machine slow it down in proportion, not by a hundred.
+            stack.enter_context(llama(path, port, "--parallel", "1", "--ctx-size", "1024", "--threads", "1"))
             found[name] = Served(path, f"http://127.0.0.1:{port}")
         yield found
     for served in found.values():
@@ -96,7 +97,7 @@ async def measure(servers: Collection[Served]) -> None:
         probes: list[tuple[Served, DecodeProbe, Identity]] = []
         for served in servers:
             session = await stack.enter_async_context(open_session(served.url, None))
-            probe = DecodeProbe(LlamaClient(session, served.url, None), meter, monotonic, seconds=0.5, timeout=30)
+            probe = DecodeProbe(LlamaClient(session, served.url, None), meter, monotonic, seconds=0.5, timeout=120)
             identity = await identify(probe.client)
             assert isinstance(identity, Identity)
             served.model, served.size = (

@@ -352,7 +352,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
             "url": draw(st.sampled_from(["http://{}:8080", "https://[::1]/{}", "unix:/{}.sock"])).format(f"h{name}"),
             "device": "gpu" if gpu else "cpu",
             "peak_bandwidth": draw(st.floats(1e9, 1e15)) if gpu else None,
-            "sustained_fraction": draw(fraction),
+            "sustained_fraction": draw(fraction) if gpu else 0.8,
             "compute_peak": draw(st.none() | st.floats(1e9, 1e18)),
             "reference": draw(st.sampled_from(["auto", "peak"] if gpu else ["auto", "triad"])),
             "live": draw(st.sampled_from(["slots", "metrics", "off"])),
@@ -364,7 +364,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         bandwidth=BandwidthSettings(
             interval=draw(seconds),
             max_memory=draw(st.integers(16 * 1024**2, 1024**4)),
-            threads=draw(st.none() | st.integers(1, 4096)),
+            threads=draw(st.none() | st.integers(1, 1024)),
             compute_peak=draw(st.none() | st.floats(1e9, 1e18)),
         ),
         probe=ProbeSettings(

@@ -41,6 +41,8 @@ def read_key(path: Path) -> str:
             f"'{path}' holds {len(keys)} lines; leave the one key in it that is to be sent (llama-server's own"
             " --api-key-file may hold several)"
         )
+    if re.match(rb"(?i:authorization:\s*)?(?i:bearer)(\s|$)", keys[0]):
+        raise ValueError(f"'{path}' holds a whole header, with 'Bearer' before the key; write the key alone")
     return keys[0].decode("ascii")
 
 

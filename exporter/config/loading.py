@@ -25,7 +25,7 @@ from exporter.config.settings import (
     inconsistencies,
 )
 from exporter.config.units import format_bandwidth, format_bytes, format_duration, format_flops, shown
-from exporter.config.values import masked_url
+from exporter.config.values import MANDATORY, in_order, masked_url
 from exporter.config.yamltext import NUMBER, Location, Problem, read_yaml
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def load(path: Path) -> Settings:
     Raises:
         ConfigError: With every problem found.
     """
+    if path == Path():
+        # What an unset variable of a shell leaves of the option.
+        raise ConfigError(["the file's name is empty, or this directory's; name a readable file with --config.file"])
     try:
         if path.is_fifo():
             # Opening one waits for a writer, and the daemon with it.
@@ -119,16 +122,29 @@ def _validate(data: object, base: Path, problems: list[Problem]) -> Settings | N
         return None
     problems.extend(_problem(detail) for detail in details)
     # The comparisons ran on nothing yet: make them on what is right in itself.
-    problems.extend(inconsistencies(_right_batches(data, details), _right_servers(data, details, context)))
+    problems.extend(inconsistencies(_right_batches(data, details, problems), _right_servers(data, details, context)))
     return None
 
 
-def _right_batches(data: Mapping[str, object], details: Sequence[ErrorDetails]) -> tuple[int, ...] | None:
-    """Return the batches that are probed, or None where they are wrong."""
+def _right_batches(
+    data: Mapping[str, object], details: Sequence[ErrorDetails], problems: list[Problem]
+) -> tuple[int, ...] | None:
+    """Return the batches that are probed, or None where they are wrong; twins beside wrong ones are added."""
     probe = {} if data.get("probe") is None else data["probe"]
-    if not isinstance(probe, dict) or "batches" in _wrong_keys(details, "probe"):
+    if not isinstance(probe, dict):
         return None
-    return ProbeSettings.model_validate({"batches": probe.get("batches")}).batches
+    batches = probe.get("batches")
+    if "batches" not in _wrong_keys(details, "probe"):
+        return ProbeSettings.model_validate({"batches": batches}).batches
+    wrong = _wrong_keys(details, "probe", "batches")
+    right = tuple(b for i, b in enumerate(batches) if i not in wrong) if isinstance(batches, list) else ()
+    if not wrong or not right:
+        return tuple(sorted(set(right))) or None
+    try:
+        in_order(right)
+    except ValueError as error:
+        problems.append(Problem(("probe", "batches"), str(error)))
+    return None
 
 
 def _right_servers(
@@ -141,6 +157,11 @@ def _right_servers(
         if isinstance(server, dict):
             wrong = _wrong_keys(details, "servers", i)
             right = {key: server[key] for key in COMPARED if key in server and key not in wrong}
+            if isinstance(floors := server.get("floor_fraction"), dict) and "floor_fraction" in wrong:
+                # Which batches these are is compared, whatever the thresholds.
+                section = ("servers", i, "floor_fraction")
+                none = {d["loc"][3] for d in details if d["loc"][:3] == section and d["loc"][-1] == "[key]"}
+                right["floor_fraction"] = dict.fromkeys(floors.keys() - none, 1.0)
             whole = ServerSettings.model_validate({**stand_ins, **right}, context=context)
             # An address whose model is wrong may be that of any model.
             unknown = stand_ins.keys() - right.keys() | ({"url"} if "model" in wrong else set())
@@ -163,7 +184,7 @@ def _problem(detail: ErrorDetails) -> Problem:
     if kind in {"extra_forbidden", "invalid_key"}:
         return Problem(location, _unknown_key(location))
     if kind == "missing":
-        example = {"name": "local", "url": "http://127.0.0.1:8080"}.get(str(location[-1]), "")
+        example = MANDATORY.get(str(location[-1]), "")
         return Problem(location, f"is missing; every server needs one, e.g. {location[-1]}: {example}")
     if kind == "literal_error":
         return Problem(location, f"{shown(value)} is not a choice; write {detail['ctx']['expected']}")

@@ -39,8 +39,10 @@ from exporter.config.units import (
 from exporter.config.values import (
     LEAST_BANDWIDTH,
     MOST_BANDWIDTH,
+    MOST_THREADS,
     certificate_file,
     file_path,
+    idle_time,
     in_order,
     key_file,
     listed,
@@ -90,7 +92,9 @@ class BandwidthSettings(Section):
 
     interval: _Interval = 300.0  # seconds
     max_memory: Annotated[int, within(parse_size, format_bytes, 16 * 1024**2, 1024**4, "bytes")] = 1024**3  # bytes
-    threads: Annotated[Annotated[int, within(whole_number, str, 1, 4096)] | None, BeforeValidator(thread_count)] = None
+    threads: Annotated[
+        Annotated[int, within(whole_number, str, 1, MOST_THREADS)] | None, BeforeValidator(thread_count)
+    ] = None
     compute_peak: _Flops | None = None  # FLOP/s
 
 
@@ -129,6 +133,7 @@ class ProbeSettings(Section):
         return value
 
 
+_SUSTAINED = 0.8
 _REFERENCES = {"cpu": ("auto", "read", "triad"), "gpu": ("auto", "sustained", "peak")}
 _DEFAULT_FLOORS: Mapping[int, float] = MappingProxyType({1: 0.25})
 
@@ -147,12 +152,12 @@ class ServerSettings(Section):
     cache_type_v: _CacheType = "f16"
     device: Literal["cpu", "gpu"] = "cpu"
     peak_bandwidth: _Bandwidth | None = Field(default=None, validate_default=True)  # bytes/s
-    sustained_fraction: _Fraction = 0.8
+    sustained_fraction: _Fraction = _SUSTAINED
     compute_peak: _Flops | None = None  # FLOP/s
     reference: Literal["auto", "read", "triad", "sustained", "peak"] = "auto"
     floor_fraction: Mapping[_Batch, _Fraction] = Field(default_factory=lambda: _DEFAULT_FLOORS)
     live: Literal["slots", "metrics", "off"] = "slots"
-    sleep_idle: _Interval | None = None  # seconds
+    sleep_idle: Annotated[_Interval | None, BeforeValidator(idle_time)] = None  # seconds
 
     @field_validator("ca_file")
     @classmethod
@@ -174,6 +179,17 @@ class ServerSettings(Section):
         if device == "cpu" and value is not None:
             raise ValueError(
                 f"{format_bandwidth(value)} has no use for device cpu, whose ceiling is measured; "
+                "remove it, or write device: gpu"
+            )
+        return value
+
+    @field_validator("sustained_fraction")
+    @classmethod
+    def _fraction_fits_device(cls, value: float, info: ValidationInfo) -> float:
+        # The default may stand there, as in the shipped file.
+        if info.data.get("device") == "cpu" and value != _SUSTAINED:
+            raise ValueError(
+                f"{format_fraction(value)} has no use for device cpu, whose ceiling is measured; "
                 "remove it, or write device: gpu"
             )
         return value

@@ -229,7 +229,7 @@ def _positive(number: Decimal, value: object) -> float:
     """Return the number as a float that is finite and above 0."""
     result = float(number)
     if result == 0:
-        raise ValueError(f"{shown(value)} is 0; it must be more than 0")
+        raise ValueError(f"{shown(value)} is too small: it must be more than 0")
     if math.isinf(result):
         raise ValueError(f"{shown(value)} is too large to be true; check its exponent")
     return result

@@ -28,6 +28,14 @@ _N = TypeVar("_N", int, float)
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 1e9, 1e15
 """Bytes/s that a memory can have: slower ones are mistakes in the unit, and so are faster ones."""
 
+MOST_THREADS = 1024
+"""That the C kernels take (MEMBENCH_MAX_THREADS)."""
+
+MANDATORY = {"name": "local", "url": "http://127.0.0.1:8080"}
+"""The keys that every server needs, each with an example."""
+
+_PATHS = {"gguf": "/models/model.gguf", "ca_file": "/etc/ssl/private-ca.pem"}
+
 
 def within(
     parse: Callable[[object], _N], show: Callable[[_N], str], low: _N | None, high: _N, base_unit: str = ""
@@ -71,12 +79,21 @@ def thread_count(value: object) -> object:
     return value
 
 
-def plain_text(value: object) -> str:
+def idle_time(value: object) -> object:
+    """Return what must be a duration, unless it is what llama-server and others take for never."""
+    if isinstance(value, str | int | float) and re.fullmatch(r"-.*|0+\s*[a-z]*", str(value).strip()):
+        raise ValueError(f"{shown(value)} is not more than 0; leave it empty if the server does not sleep")
+    return value
+
+
+def plain_text(value: object, info: ValidationInfo) -> str:
     """Return the value if it is text on one line."""
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not text; put it in quotes")
     if not value.strip():
-        raise ValueError(f"{shown(value)} is empty; write a text, or remove the key")
+        example = MANDATORY.get(info.field_name or "")
+        remedy = f"every server needs one, e.g. {info.field_name}: {example}"
+        raise ValueError(f"{shown(value)} is empty; {remedy if example else 'write a text, or remove the key'}")
     if not value.isprintable():
         raise ValueError(f"{shown(masked_url(value))} has characters that cannot be printed; remove them")
     return value
@@ -101,7 +118,8 @@ def in_order(batches: tuple[int, ...]) -> tuple[int, ...]:
     if not batches:
         raise ValueError("a list without a batch measures nothing; write e.g. [1, 2, 4]")
     if twice := sorted({batch for batch in batches if batches.count(batch) > 1}):
-        raise ValueError(f"{twice[0]} is listed more than once; keep one")
+        which, each = " and ".join(map(str, twice)), "" if len(twice) == 1 else " of each"
+        raise ValueError(f"{which} {'are' if each else 'is'} listed more than once; keep one{each}")
     return tuple(sorted(batches))
 
 
@@ -110,7 +128,8 @@ def file_path(value: object, info: ValidationInfo) -> Path:
     if isinstance(value, Path):
         return value
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError("the value is not the path of a file; write e.g. /run/secrets/key")  # may be a key: not shown
+        example = _PATHS.get(info.field_name or "", "/run/secrets/key")
+        raise ValueError(f"the value is not the path of a file; write e.g. {example}")  # may be a key: not shown
     return Path(info.context["base"], value) if info.context else Path(value)
 
 

@@ -103,13 +103,14 @@ class _Options:
             return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
         return load(path)
 
-    def settings(self) -> "Settings":
-        """The configuration, peaks looked up; or the program's end with every error in it."""
+    def settings(self, *, files: bool = False) -> "Settings":
+        """The configuration, peaks looked up, warnings (warn.py) told; or the program's end with every error in it."""
         from exporter.config import ConfigError
         from exporter.service.peaks import PeakError, with_peaks
+        from exporter.service.warn import told
 
         try:
-            return with_peaks(self.load())
+            return told(with_peaks(self.load()), files=files)
         except (ConfigError, PeakError) as error:
             raise click.ClickException("the configuration cannot be used:\n" + str(error)) from error
 
@@ -158,7 +159,7 @@ def check_config(options: _Options) -> None:
     """Validate the configuration and print it as it is in force, secrets masked."""
     from exporter.config import to_yaml
 
-    click.echo(to_yaml(options.settings()), nl=False)
+    click.echo(to_yaml(options.settings(files=True)), nl=False)
 
 
 @main.command()

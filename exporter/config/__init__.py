@@ -3,6 +3,7 @@
 from exporter.config.keyfile import read_key
 from exporter.config.loading import ConfigError, load, parse, to_yaml
 from exporter.config.settings import BandwidthSettings, ProbeSettings, ServerSettings, Settings
+from exporter.config.warnings import Warned, warnings
 
 __all__ = [
     "BandwidthSettings",
@@ -10,8 +11,10 @@ __all__ = [
     "ProbeSettings",
     "ServerSettings",
     "Settings",
+    "Warned",
     "load",
     "parse",
     "read_key",
     "to_yaml",
+    "warnings",
 ]

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from exporter.service.live import PACE_SECONDS, QUICK_SECONDS
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 CONFIG = """
-bandwidth: {{interval: 15s, max_memory: 128MiB, threads: 1}}
+bandwidth: {{interval: 1h, max_memory: 128MiB, threads: 1}}
 probe: {{interval: 1h, health_interval: 1s, seconds: 0.5, batches: [1], max_duty_cycle: 0.5}}
 servers: [{{name: demo, url: 'http://127.0.0.1:{port}', live: {live}}}]
 """
@@ -163,7 +163,8 @@ def test_users_are_seen_while_they_are_served(scene: Scene) -> None:
 
 def test_counters_of_a_server_without_slots(real_model: Path, tmp_path: Path) -> None:
     port = free_port()
-    arguments = ("--no-slots", "--metrics")
+    # One thread: neighbours on a busy machine slow it down in proportion, not by a hundred.
+    arguments = ("--no-slots", "--metrics", "--threads", "1")
     with (
         llama(real_model, port, *arguments),
         exporter(CONFIG.format(port=port, live="metrics"), tmp_path) as running,
@@ -171,18 +172,22 @@ def test_counters_of_a_server_without_slots(real_model: Path, tmp_path: Path) ->
         scene = Scene(port, running)
         scene.settled()
         deviations: list[float] = []
-        # Others may slow down the part that only one side has seen: one of three.
-        while len(deviations) < 3 and not any(abs(deviation) <= 0.05 for deviation in deviations):
+        # A busy machine keeps polls waiting, and then there is no figure; or it slows down what only one side has seen.
+        for _ in range(6):
             time.sleep(3)
             tokens = enough(port, 1)
             arrivals = generate(port, 1, tokens)
             step = (arrivals[-1] - arrivals[0]) / (tokens - 1)
-            found = wait_for("figures", 60, lambda: s if "live_step_seconds" in (s := scene.server()) else None)
-            assert found is not None
+            with suppress(AssertionError):
+                wait_for("figures", 10, lambda: "live_step_seconds" in scene.server())
+            found = scene.server()
             assert "live_floor_ratio" not in found
-            assert found["live"] == {"source": "metrics", "shares": []}
-            deviations.append(found["live_step_seconds"] / step - 1)
-        assert abs(deviations[-1]) <= 0.05, deviations
+            if "live_step_seconds" in found:
+                assert found["live"] == {"source": "metrics", "shares": []}
+                deviations.append(found["live_step_seconds"] / step - 1)
+                if abs(deviations[-1]) <= 0.05:
+                    return
+    pytest.fail(f"always apart, or no figure: {deviations}")
 
 
 def test_a_stopped_server_is_stalled_and_recovers(real_model: Path, tmp_path: Path) -> None:

@@ -104,6 +104,31 @@ class TestEvict:
         assert {b.kernel for b in run.measurements} == {Kernel.READ, Kernel.TRIAD}
         assert {c.method for c in engine.calls} == {Method.EVICT}
 
+    @pytest.mark.parametrize("first", [Method.EVICT, Method.STREAM])
+    def test_memory_that_comes_free_or_runs_short_has_the_other_method_measured_anew(
+        self, machine: Machine, first: Method
+    ) -> None:
+        """Small arrays that count only while they are flushed stay in the cache as soon as nobody flushes them."""
+        machine.cache("0-7", 3, "262144K")
+        second, free = (Method.STREAM, 400 * GIB) if first is Method.EVICT else (Method.EVICT, 100 * MIB)
+        machine.memory(free=100 * MIB if first is Method.EVICT else 400 * GIB)
+        engine = FakeEngine(evict_supported=True, cache_bytes=256 * MIB)
+        subject = meter(machine, engine, max_memory=8 * GIB)
+        assert {b.method for b in subject.measure(full=True).measurements} == {first.value}
+        machine.memory(free=free)
+        engine.calls.clear()
+        run = subject.measure(full=False)
+        assert run.problem is None
+        assert {b.method for b in run.measurements} == {second.value}
+        writes = {c.store for c in engine.calls if c.kernel is not Kernel.READ}
+        if second is Method.STREAM:
+            assert min(c.array_bytes for c in engine.calls) > 256 * MIB / 3
+        else:
+            assert writes == {Store.NT}
+        engine.calls.clear()
+        subject.measure(full=False)
+        assert {c.kernel for c in engine.calls} == {Kernel.READ, Kernel.TRIAD}, "and what is known is tracked again"
+
 
 class TestSize:
     def test_noise_does_not_look_like_a_cache(self, machine: Machine) -> None:

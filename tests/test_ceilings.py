@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from benches import GB, bench
@@ -16,16 +19,27 @@ from exporter.roofline.reason import Reason
 from exporter.roofline.snapshot import view
 
 
+class NoThreads(ThreadPoolExecutor):
+    """Queues the work and then finds no thread for it, as Python's own does; the next one that is idle takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queued: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: object, **named: object) -> NoReturn:
+        self.queued.append(partial(fn, *args, **named))
+        raise RuntimeError("can't start new thread")
+
+
 async def test_a_machine_without_threads_is_a_reason(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
-
-        def none_left() -> None:
-            raise RuntimeError("can't start new thread")
-
-        b.meter.during = none_left
-        snapshot = await b.scheduler.run_once(probe=False)
-        assert snapshot.host.problem is Reason.NO_THREADS
-        assert snapshot.host.rejected_passes == {Reason.NO_THREADS: 1}
+        asyncio.get_running_loop().set_default_executor(threads := NoThreads())
+        await b.machine.measure()
+        assert b.machine.host.problem is Reason.NO_THREADS
+        assert b.machine.host.rejected_passes == {Reason.NO_THREADS: 1}
+        for late in threads.queued:
+            late()
+        assert b.meter.runs == [], "what was given up does not run beside a probe"
 
 
 async def test_a_disturbed_first_run_is_made_again_at_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -234,3 +248,20 @@ async def test_a_user_at_the_start_is_seen_before_the_first_kernel(fake_llama: F
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert 300 < seen[0] < 320, "one interval, for without a ceiling there is nothing to say"
+
+
+async def test_where_no_triad_can_be_flushed_read_is_all_there_is(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    """On arm64 with little memory: not every run is a full one."""
+    async with bench(fake_llama, tmp_path) as b:
+        measure = b.meter.measure
+
+        def without_triad(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
+            run = measure(full=full, progress=progress)
+            read = tuple(m for m in run.measurements if m.kernel is Kernel.READ)
+            return replace(run, measurements=read, rejected={Reason.UNSUPPORTED: 1})
+
+        b.meter.measure = without_triad  # type: ignore[method-assign]
+        await b.machine.measure()
+        b.time.now = b.machine.due
+        await b.machine.measure()
+        assert b.meter.runs == [True, False]

@@ -53,13 +53,17 @@ class _Calibration:
     """What a full run found out: valid while the process may use the same CPUs.
 
     Attributes:
-        array_bytes: A size that was proven to lie in memory; so does every larger one.
-        best: The fastest measurement of each kernel, for its thread count and its way of writing.
+        array_bytes: A size that was proven to lie in memory, with this method; so does every larger one.
+        best: The fastest measurement of each kernel, `read` among them, for its thread count and its way of writing.
     """
 
     cpus: tuple[int, ...]
     array_bytes: int
     best: Mapping[Kernel, Bandwidth]
+
+    @property
+    def method(self) -> Method:
+        return Method(self.best[Kernel.READ].method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,8 @@ class BandwidthMeter:
             known = self._calibration
             if isinstance(plan, Reason):
                 found = _nothing(runner.refuse(plan))
-            elif full or known is None or known.cpus != cpus:
+            elif full or known is None or known.cpus != cpus or known.method is not plan.method:
+                # What was found with flushed arrays holds for those only, and the other way round.
                 found = _measure_all(runner, plan, sets, tell)
             else:
                 found = _measure_again(runner, plan, sets, known, tell)
@@ -196,10 +201,11 @@ class BandwidthMeter:
         return plan_evict(len(cpus), budget, private, huge_pages=huge_pages_given(self._sys)) or by_size
 
     def _remember(self, cpus: tuple[int, ...], found: _Found) -> None:
-        """Keeps what was found fastest; a run without a `read` ceiling changes nothing."""
-        best = _measured(found.best)
+        """Keeps what was found fastest in the same way; a run without a `read` ceiling changes nothing."""
+        best, known = _measured(found.best), self._calibration
         if found.array_bytes is not None and Kernel.READ in best:
-            older = self._calibration.best if self._calibration and self._calibration.cpus == cpus else {}
+            same = known is not None and (known.cpus, known.method) == (cpus, best[Kernel.READ].method)
+            older = known.best if known and same else {}
             self._calibration = _Calibration(cpus, found.array_bytes, MappingProxyType({**older, **best}))
 
 

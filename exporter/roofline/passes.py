@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from exporter.roofline.ceiling import Bandwidth, PassSummary, ThreadScope, summarize_passes
 from exporter.roofline.reason import Reason
@@ -161,6 +161,7 @@ class SizePlan:
     largest: int
 
     rule_met: bool = True
+    method: ClassVar = Method.STREAM
 
     @property
     def comparisons(self) -> tuple[tuple[int, int], ...]:
@@ -180,6 +181,7 @@ class EvictPlan:
 
     slice_bytes: int
     refill_bytes: int
+    method: ClassVar = Method.EVICT
 
 
 @dataclass(frozen=True, slots=True)

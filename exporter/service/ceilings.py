@@ -98,12 +98,20 @@ class HostWatch:
         def tell(step: str) -> None:
             loop.call_soon_threadsafe(self._progress, step)
 
+        wanted = True
+
+        def work() -> BandwidthRun:
+            return self._meter.measure(full=full, progress=tell) if wanted else BandwidthRun.failed(Reason.CANCELLED)
+
         try:
-            run = await asyncio.to_thread(self._meter.measure, full=full, progress=tell)
+            working = loop.run_in_executor(None, work)
         except RuntimeError as error:
-            # Python's word for a machine that gives no more threads.
+            # Python's word for a machine that gives no more threads; the work stays queued for one that comes free.
+            wanted = False
             log.warning("no thread to measure bandwidth in", error=str(error))
             run = BandwidthRun.failed(Reason.NO_THREADS)
+        else:
+            run = await working
         self._plan(started, run, full=full)
         self._move(started, run)
         self.host = _with_run(self.host, run, self._clocks)
@@ -173,7 +181,9 @@ class HostWatch:
 def _is_complete(run: BandwidthRun) -> bool:
     """Whether the run gave every ceiling that a server may refer to, and no disturbance cost it the compute peak."""
     measured = {b.kernel for b in run.measurements if b.threads is ThreadScope.ALL}
-    ceilings = run.problem is None and measured >= {Kernel.READ, Kernel.TRIAD}
+    # Where nothing can be written past the caches, no flushed triad can be measured.
+    needed = {Kernel.READ} if Reason.UNSUPPORTED in run.rejected else {Kernel.READ, Kernel.TRIAD}
+    ceilings = run.problem is None and measured >= needed
     return ceilings and run.compute_problem not in DISTURBED
 
 

@@ -11,30 +11,46 @@ if TYPE_CHECKING:
 
 _SHELL_SIGNAL: Final = 128
 """What a shell adds to the number of the signal that ended a program."""
+_NOT_WRITTEN: Final = 3
+"""The exit status when the output cannot be written; `report` keeps 1 for a batch below its threshold."""
 
 
 class _Output(io.FileIO):
-    """A standard stream; when its reader has left, the program ends without a word, as if of SIGPIPE.
+    """Standard output: when its reader has left, the program ends without a word, as if of SIGPIPE.
 
     Not SIGPIPE itself: it would also end what writes to a server that hangs up. And not where lines are printed: click
     and rich, each in its own way, end with 1.
     """
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Writes, or ends the program."""
+        """Writes, or ends the program: with 3, never 1, where the words do not fit on a disk."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
             # Whatever else is written on the way out goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            sys.exit(_SHELL_SIGNAL + signal.SIGPIPE)
+            if isinstance(error, BrokenPipeError):
+                sys.exit(_SHELL_SIGNAL + signal.SIGPIPE)
+            sys.stderr.write(f"Error: cannot write the output: {error.strerror}\n")
+            sys.exit(_NOT_WRITTEN)
 
 
-def _end_with_the_reader(name: str) -> None:
+class _Log(io.FileIO):
+    """Standard error: words that no disk or reader takes are lost, and the program goes on, for it measures still."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Writes what can be written; the next line may be taken again."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _outlive_the_reader(name: str, kind: type[io.FileIO]) -> None:
     """Replaces `sys.stdout` or `sys.stderr`, unless that was closed from the start."""
     stream = getattr(sys, name)
     if stream is not None:
-        raw = _Output(stream.fileno(), "wb", closefd=False)
+        raw = kind(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
             io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering
         )
@@ -49,8 +65,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The daemon's word for "read the configuration again", which it is about to read; `nohup` has its own way.
         signal.signal(signal.SIGHUP, lambda *_: None)
-    _end_with_the_reader("stdout")
-    _end_with_the_reader("stderr")
+    _outlive_the_reader("stdout", _Output)
+    _outlive_the_reader("stderr", _Log)
     from exporter.cli import main as commands
 
     commands(prog_name="roofline-exporter")

@@ -1,14 +1,16 @@
-"""A reader that leaves, as `| head` does: every command ends without a word, as if of SIGPIPE, and never with 1."""
+"""A reader that leaves, as `| head` does, or a full disk: a command ends with its own status, the daemon goes on."""
 
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from gguf_files import write_model
-from processes import COMMAND, wait_for
+from processes import COMMAND, free_port, wait_for
 
 OF_SIGPIPE = 128 + signal.SIGPIPE
 """What a shell says of a program that SIGPIPE ended."""
@@ -75,20 +77,45 @@ def test_nobody_reads_what_was_inspected(form: str, tmp_path: Path) -> None:
     assert unread(*COMMAND, *arguments, streams="stdout") == (OF_SIGPIPE, "")
 
 
-@pytest.mark.parametrize("arguments", ["report", "check-config", "no-such-command"])
-def test_nobody_reads_an_error(arguments: str, tmp_path: Path) -> None:
-    """`2>&1 | head`."""
+@pytest.mark.parametrize(("arguments", "own"), [("report", 3), ("check-config", 1), ("no-such-command", 2)])
+def test_nobody_reads_an_error(arguments: str, own: int, tmp_path: Path) -> None:
+    """`2>&1 | head`: the error is lost, its status is not."""
     missing = str(tmp_path / "none.yaml")
     status, _ = unread(*COMMAND, "--config.file", missing, *arguments.split(), streams="stdout, stderr")
-    assert status == OF_SIGPIPE
+    assert status == own
 
 
-@pytest.mark.parametrize("command", ["report", "serve"])
-def test_nobody_reads_the_log(command: str, config: str) -> None:
-    """It is written while something is measured, from within tasks."""
-    arguments = ("--config.file", config, "--web.listen-address", "127.0.0.1:0", command)
-    status, _ = unread(*COMMAND, *arguments, streams="stderr")
-    assert status == OF_SIGPIPE
+@pytest.mark.parametrize("log", ["a pipe without a reader", "a full disk"])
+def test_the_daemon_outlives_its_log(log: str, config: str) -> None:
+    """A log shipper that ended, or a disk that is full, takes the monitor away no more than the log itself."""
+    address = f"127.0.0.1:{free_port()}"
+    reader, writer = os.pipe()
+    os.close(reader)
+    sink = writer if log.startswith("a pipe") else os.open("/dev/full", os.O_WRONLY)
+    with subprocess.Popen((*COMMAND, "--config.file", config, "--web.listen-address", address), stderr=sink) as daemon:
+
+        def loaded() -> bool:
+            with suppress(OSError), urlopen(f"http://{address}/metrics") as answer:
+                return b"roofline_config_last_reload_successful 1.0" in answer.read()
+            return False
+
+        wait_for("the page", 60, loaded)
+        # Each is answered, and told in the log.
+        for _ in range(3):
+            with urlopen(Request(f"http://{address}/-/reload", method="POST")) as answer:
+                assert answer.status == 200
+        assert loaded()
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+    os.close(writer)
+
+
+def test_a_full_disk_is_told(config: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = (*COMMAND, "--config.file", config, "check-config")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode == 3
+    assert done.stderr == "Error: cannot write the output: No space left on device\n"
 
 
 def test_one_line_is_read_of_a_long_answer(tmp_path: Path) -> None:

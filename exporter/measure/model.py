@@ -70,7 +70,7 @@ class ModelReader:
 
     async def describe(self, props: Props, size: ModelSize) -> Model:
         """The model, with its footprint from the best source that there is: file, configuration, server."""
-        path = self._hints.gguf or _visible(props.path)
+        path = self._hints.gguf or await asyncio.to_thread(_visible, props.path)
         header = None if path is None else await self._read(path)
         model = describe(props, size, None if isinstance(header, GgufProblem) else header, self._hints)
         problem = header.message if isinstance(header, GgufProblem) else model.unused or None

@@ -20,8 +20,10 @@ NAMES = st.sampled_from(
     ["token_embd.weight", "output.weight", "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight", "v.x", "blk.9.x"]
 )
 NUMBERS = st.integers(0, 64) | st.sampled_from([2**53 - 1, 2**64 - 1, -5, 1.7e308])
-KEYS = ("block_count", "embedding_length", "attention__head_count", "attention__key_length", "ssm__state_size")
-KEYS += ("expert_count", "expert_used_count", "attention__sliding_window", "ssm__inner_size", "ssm__conv_kernel")
+KEYS = [
+    *("block_count", "embedding_length", "attention__head_count", "attention__key_length", "ssm__state_size"),
+    *("expert_count", "expert_used_count", "attention__sliding_window", "ssm__inner_size", "ssm__conv_kernel"),
+]
 FROM_FILE = st.builds(
     lambda keys, tensors: footprint_of(meta(**keys), [T(n, e) for n, e in tensors.items()]),
     st.dictionaries(st.sampled_from(KEYS), NUMBERS),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+import structlog
 from fake_llama import FakeLlama
 from gguf_files import Shape, write_model
 from hypothesis import settings
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 # Speed is measured in benchmarks: a busy machine fails no test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_come() -> None:
+    """A command that ran within the tests' own process leaves its level and its stream to no other test."""
+    structlog.reset_defaults()
 
 
 @pytest_asyncio.fixture

@@ -264,13 +264,22 @@ static int map_arrays(struct membench *b)
     return MEMBENCH_OK;
 }
 
+/* The sum cannot wrap in 64 bits: the arrays alone stay below PTRDIFF_MAX, and the refills below 64 GiB. */
+static bool fits_address_space(size_t elements, size_t refill_bytes, int32_t threads)
+{
+    if (elements > (PTRDIFF_MAX / ARRAYS - 2 * HUGE_PAGE) / sizeof(double) || refill_bytes > MEMBENCH_MAX_REFILL_BYTES)
+        return false;
+    const uint64_t arrays = ARRAYS * ((uint64_t)elements * sizeof(double) + 2 * HUGE_PAGE);
+    return arrays + (uint64_t)threads * refill_bytes <= PTRDIFF_MAX;
+}
+
 int membench_open(membench **out, size_t elements, size_t refill_bytes, const int32_t *cpus, int32_t threads)
 {
     if (out == NULL)
         return MEMBENCH_E_ARG;
     *out = NULL;
-    if (!team_possible(cpus, threads) || elements > (PTRDIFF_MAX / ARRAYS - 2 * HUGE_PAGE) / sizeof(double) ||
-        (elements + LINE_DOUBLES - 1) / LINE_DOUBLES < (size_t)threads || refill_bytes > MEMBENCH_MAX_REFILL_BYTES)
+    if (!team_possible(cpus, threads) || !fits_address_space(elements, refill_bytes, threads) ||
+        (elements + LINE_DOUBLES - 1) / LINE_DOUBLES < (size_t)threads)
         return MEMBENCH_E_ARG;
     struct membench *b = calloc(1, sizeof *b);
     if (b == NULL)

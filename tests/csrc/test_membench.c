@@ -154,6 +154,11 @@ static void test_bad_arguments(void)
     CHECK(membench_open(&b, SIZE_MAX / 8 + 1, 0, NULL, 1) == MEMBENCH_E_ARG);
     CHECK(membench_open(&b, SMALL, (size_t)MEMBENCH_MAX_REFILL_BYTES + 1, NULL, 1) == MEMBENCH_E_ARG);
     CHECK(membench_open(&b, SMALL, SIZE_MAX, NULL, 1) == MEMBENCH_E_ARG);
+    /* Each fits alone, not together: the largest arrays, and 64 x 64 MiB, which are 0 in 32 bits. */
+    const size_t largest = ((size_t)PTRDIFF_MAX / 3 - 4 * 1024 * 1024) / 8;
+    CHECK(membench_open(&b, largest, MEMBENCH_MAX_REFILL_BYTES, NULL, 64) == MEMBENCH_E_ARG);
+    if (sizeof(size_t) == 4)
+        CHECK(membench_open(&b, SMALL, MEMBENCH_MAX_REFILL_BYTES, NULL, 64) == MEMBENCH_E_ARG);
     CHECK(membench_open(&b, SMALL, 0, negative, 2) == MEMBENCH_E_ARG);
     CHECK(membench_open(&b, (size_t)1 << 45, 0, NULL, 1) == MEMBENCH_E_MAP); /* past the address space of a process */
     CHECK(b == NULL);

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SOURCES = ("membench.c", "contents.c", "evict.c", "flops.c", "kernels.c", "names.c", "team.c")
 HEADERS = ("membench.h", "contents.h", "evict.h", "kernels.h", "team.h")
-COMPILE_ARGS = ("-O3", "-std=c11")
+COMPILE_ARGS = ("-O3", "-std=c11", "-g0")  # debug data would hold the build's path: no two builds would be the same
 
 
 def declarations() -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,21 @@ def test_multiply_adds_touch_registers_only(tmp_path: Path, function: str, accum
     assert len(operands) == accumulators
     assert not any("(" in operand for operand in operands)
     assert len({operand.rsplit(",", 1)[1] for operand in operands}) == accumulators
+
+
+@pytest.mark.real
+def test_where_it_is_built_makes_no_difference(tmp_path: Path) -> None:
+    """Two builds of one source are the same, byte for byte."""
+    compiler()
+    built = []
+    for place in (tmp_path / "here", tmp_path / "a" / "longer" / "place"):
+        shutil.copytree(CSRC, place / "csrc")
+        (place / "exporter" / "measure").mkdir(parents=True)
+        subprocess.run([sys.executable, str(place / "csrc" / "build_membench.py")], check=True, capture_output=True)
+        built += [library.read_bytes() for library in (place / "exporter" / "measure").glob("_membench*.so")]
+    assert len(built) == 2
+    assert built[0] == built[1]
+    assert str(tmp_path).encode() not in built[0]
 
 
 def test_library_has_no_mutable_globals_and_never_prints_or_aborts(tmp_path: Path) -> None:

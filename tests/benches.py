@@ -76,7 +76,7 @@ class FakeMeter:
         found = tuple(snapshots.bandwidth(k, r / GB, measured_at=self.time.now) for k, r in rates.items())
         peak = ComputePeak("fp32", 300e9, 0.0, 2, "avx2", self.time.now) if full and found else None
         rejected = {self.problem: 3} if self.problem else {}
-        return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, self.cpus, 1 << 20, cache_assumed=False)
+        return BandwidthRun(found, peak, rejected, self.problem, 1 << 20, self.cpus)
 
     def cancel(self) -> None:
         self.cancelled = True

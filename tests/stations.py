@@ -47,7 +47,7 @@ class GivenCeiling:
     def measure(self, *, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
         progress("full" if full else "short")
         found = snapshots.bandwidth(Kernel.READ, 30, measured_at=time.monotonic())
-        return BandwidthRun((found,), None, {}, None, 1 << 20, (0, 1), 1 << 20, cache_assumed=False)
+        return BandwidthRun((found,), None, {}, None, 1 << 20, (0, 1))
 
     def cancel(self) -> None:
         """Nothing runs."""

@@ -81,7 +81,6 @@ class TestFullRun:
         assert run.compute.flops_per_second == pytest.approx(2 * 1e9 / 0.01)
         assert run.problem is None
         assert run.rejected == {}
-        assert not run.cache_assumed
         assert said[0] == "array size"
         assert said[-1] == "compute peak"
         assert "triad, 1 thread" in said

@@ -103,7 +103,6 @@ class KernelRunner:
         self._decided: dict[tuple[int, ...], Store] = {}
         self._isas: dict[tuple[int, ...], str] = {}
         self.rejected: Counter[Reason] = Counter()
-        self.unpinned = 0
 
     def cancelled(self) -> bool:
         """Whether the measurement is to end."""
@@ -213,9 +212,7 @@ class KernelRunner:
 
     def _sample(self, arrays: Arrays, kernel: Kernel, way: Way, passes: int) -> "_Sample | Reason":
         def call(budget_seconds: float) -> KernelRun:
-            run = arrays.bench.run(kernel, way, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
-            self.unpinned = max(self.unpinned, arrays.bench.unpinned)
-            return run
+            return arrays.bench.run(kernel, way, passes=passes, rest_seconds=self._rest, budget_seconds=budget_seconds)
 
         return self._settle(call)
 

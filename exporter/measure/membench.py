@@ -12,6 +12,9 @@ from exporter.roofline.reason import Reason
 
 ELEMENT_BYTES: Final = 8
 """The arrays are of doubles."""
+MOST_THREADS: Final = int(lib.MEMBENCH_MAX_THREADS)
+MOST_REFILL_BYTES: Final = int(lib.MEMBENCH_MAX_REFILL_BYTES)
+"""For each thread."""
 
 
 @dataclass(frozen=True, slots=True)

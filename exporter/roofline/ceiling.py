@@ -106,10 +106,7 @@ class BandwidthRun:
             is one.
         array_bytes: The size of each of the three arrays; None when none was settled on.
         cpus: The CPUs that could be used.
-        cache_bytes: The last-level cache that the size was planned for.
-        cache_assumed: The kernel did not tell the cache; `cache_bytes` is a guess.
         compute_problem: Why a full run gave no compute peak; None when it gave one, or was not to.
-        unpinned_threads: Threads that the system did not let us pin; the numbers stand, with more spread.
     """
 
     measurements: tuple[Bandwidth, ...]
@@ -118,15 +115,12 @@ class BandwidthRun:
     problem: Reason | None
     array_bytes: int | None
     cpus: tuple[int, ...]
-    cache_bytes: int
-    cache_assumed: bool
-    unpinned_threads: int = 0
     compute_problem: Reason | None = None
 
     @classmethod
     def failed(cls, reason: Reason) -> "BandwidthRun":
         """A run that could not even begin."""
-        return cls((), None, MappingProxyType({reason: 1}), reason, None, (), 0, cache_assumed=False)
+        return cls((), None, MappingProxyType({reason: 1}), reason, None, ())
 
 
 @dataclass(frozen=True, slots=True)

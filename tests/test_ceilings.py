@@ -151,21 +151,69 @@ async def test_runs_that_take_long_and_find_nothing_get_one_percent_of_the_time(
 async def test_the_lack_of_a_read_ceiling_is_a_warning_once(fake_llama: FakeLlama, tmp_path: Path) -> None:
     async with bench(fake_llama, tmp_path) as b:
         with capture_logs() as logs:
-            for problem in (Reason.PREEMPTED, Reason.PREEMPTED, Reason.NO_MEMORY, None, Reason.PREEMPTED):
+            for problem in (Reason.NO_MEMORY, Reason.NO_MEMORY, Reason.PREEMPTED, None, Reason.PREEMPTED):
                 b.meter.problem = problem
                 await b.machine.measure()
             b.time.now += CEILING_LIFETIME_SECONDS + 1
             await b.machine.measure()
-        told = [(line["problem"], line["log_level"]) for line in logs]
+        told = [(line.get("problem"), line["log_level"]) for line in logs if line["event"] == "bandwidth"]
         assert told == [
-            ("preempted", "warning"),
-            ("preempted", "info"),
             ("no_memory", "warning"),
+            ("no_memory", "info"),
+            ("preempted", "warning"),
             (None, "info"),
             ("preempted", "info"),
             ("preempted", "warning"),
         ]
-        assert [line.get("means") for line in logs[:2]] == [REASONS[Reason.PREEMPTED], None]
+        assert [line.get("means") for line in logs[:2]] == [REASONS[Reason.NO_MEMORY], None]
+        others = [(line["event"], line["log_level"]) for line in logs if line["event"] != "bandwidth"]
+        assert others == [("a read ceiling is known again", "info")]
+
+
+@pytest.mark.parametrize("last", [None, Reason.PREEMPTED])
+async def test_what_is_tried_again_at_once_is_no_warning_yet(
+    fake_llama: FakeLlama, tmp_path: Path, last: Reason | None
+) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+        b.meter.problem = Reason.PREEMPTED
+
+        def third() -> None:
+            b.meter.problem = last if len(b.meter.runs) == 3 else Reason.PREEMPTED
+
+        b.meter.during = third
+        with capture_logs() as logs:
+            await b.scheduler.run_once(probe=False)
+        assert [(line["event"], line["log_level"], line.get("so")) for line in logs] == [
+            ("bandwidth", "info", "trying again"),
+            ("bandwidth", "info", "trying again"),
+            ("bandwidth", "info", None)
+            if last is None
+            else ("bandwidth", "warning", "no read ceiling: no floor and no ratio"),
+        ]
+
+
+async def test_a_first_run_that_nothing_disturbed_leaves_no_attempts_over(
+    fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    """The next one, disturbed, is not made again at once, and so it is warned of."""
+    async with bench(fake_llama, tmp_path) as b:
+        with capture_logs() as logs:
+            for problem in (Reason.NO_MEMORY, Reason.PREEMPTED):
+                b.meter.problem = problem
+                await b.scheduler.run_once(probe=False)
+        assert [line["log_level"] for line in logs] == ["warning", "warning"]
+
+
+async def test_a_bug_of_the_meter_is_no_lack_of_threads(fake_llama: FakeLlama, tmp_path: Path) -> None:
+    async with bench(fake_llama, tmp_path) as b:
+
+        def bug() -> None:
+            raise RuntimeError("dictionary changed size during iteration")
+
+        b.meter.during = bug
+        with pytest.raises(RuntimeError, match="changed size"):
+            await b.machine.measure()
+        assert b.machine.host.problem is None
 
 
 async def test_a_triad_alone_is_no_floor_and_so_a_warning(fake_llama: FakeLlama, tmp_path: Path) -> None:
@@ -175,7 +223,7 @@ async def test_a_triad_alone_is_no_floor_and_so_a_warning(fake_llama: FakeLlama,
         def no_read(*, full: bool, progress: Callable[[str], None]) -> BandwidthRun:
             run = whole(full=full, progress=progress)
             triad = tuple(m for m in run.measurements if m.kernel is Kernel.TRIAD)
-            return replace(run, measurements=triad, problem=Reason.PREEMPTED)
+            return replace(run, measurements=triad, problem=Reason.NO_MEMORY)
 
         b.meter.measure = no_read  # type: ignore[method-assign]
         with capture_logs() as logs:

@@ -62,6 +62,7 @@ class HostWatch:
         self._failed_runs = 0
         self._warned = False
         self._told: Reason | None = None
+        self._at_once = True
         self._measured_at: float | None = None
         self._rested_at = clocks.monotonic()
         self._cpus: tuple[int, ...] = ()
@@ -116,18 +117,27 @@ class HostWatch:
         self._move(started, run)
         self.host = _with_run(self.host, run, self._clocks)
         self._warn_of_own_cpus(run)
+        disturbed = not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
+        # Only the very first runs, as long as nothing else than a disturbance stands in their way.
+        self._at_once = self._at_once and disturbed and self.host.runs < FIRST_ATTEMPTS
         self._tell(started, run, full=full)
-        return not _is_complete(run) and (run.problem is None or run.problem in DISTURBED)
+        return disturbed
 
     def _tell(self, started: float, run: BandwidthRun, *, full: bool) -> None:
-        """What the run found; a warning when there is no read ceiling in force, new or for another reason."""
+        """What the run found; a warning when there is no read ceiling in force, new or for another reason.
+
+        No warning yet while the first runs are made again at once; one more line when there is a ceiling after one.
+        """
         now = self._clocks.monotonic()
-        read = self.host.tracks.get((Kernel.READ, ThreadScope.ALL), BandwidthTrack())
-        problem = run.problem if read.in_force(now) is None else None
+        read = self.host.tracks.get((Kernel.READ, ThreadScope.ALL), BandwidthTrack()).in_force(now)
+        problem = run.problem if read is None else None
         tell, why = log.info, {}
-        if problem not in {None, self._told}:
+        if problem is not None and self._at_once:
+            why = {"so": "trying again"}
+        elif problem not in {None, self._told}:
             tell, why = log.warning, {"means": REASONS[problem], "so": "no read ceiling: no floor and no ratio"}
-        self._told = problem
+        known_again = self._told is not None and read is not None
+        self._told = None if self._at_once else problem
         tell(
             "bandwidth",
             full=full,
@@ -140,6 +150,8 @@ class HostWatch:
                 for b in run.measurements
             },
         )
+        if known_again:
+            log.info("a read ceiling is known again")
 
     def _plan(self, started: float, run: BandwidthRun, *, full: bool) -> None:
         """After a run that lacks a ceiling a full one comes soon, each time after twice the pause, and a rest."""

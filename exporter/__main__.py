@@ -41,15 +41,19 @@ class _Log(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         """Writes what can be written; the next line may be taken again."""
         try:
-            return super().write(data)
+            taken = super().write(data)
         except OSError:
-            return memoryview(data).nbytes
+            taken = None
+        # None also of a pipe that is full and shall not be waited for.
+        return memoryview(data).nbytes if taken is None else taken
 
 
 def _outlive_the_reader(name: str, kind: type[io.FileIO]) -> None:
-    """Replaces `sys.stdout` or `sys.stderr`, unless that was closed from the start."""
+    """Replaces `sys.stdout` or `sys.stderr`; one that was closed from the start goes nowhere."""
     stream = getattr(sys, name)
-    if stream is not None:
+    if stream is None:
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    else:
         raw = kind(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
             io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering

@@ -1,6 +1,7 @@
 """The daemon: one scheduler after the other, as the configuration changes, the web server, and signals."""
 
 import asyncio
+import logging
 import os
 import platform
 import signal
@@ -12,6 +13,7 @@ from typing import Final
 
 import structlog
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from exporter.config import Settings, to_yaml
 from exporter.present.metrics import SnapshotCollector, build_registry
@@ -85,7 +87,9 @@ async def serve(
                 if runner is None:
                     # Only now is there a snapshot to serve.
                     served = _Current(scheduler, reloader, settings)
-                    runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=_PATIENCE_SECONDS)
+                    runner = web.AppRunner(
+                        served.app(), access_log=None, logger=_server_log(), shutdown_timeout=_PATIENCE_SECONDS
+                    )
                     await runner.setup()
                     urls = [await _listen(runner, host, port) for host, port in addresses]
                     _tell_start(urls)
@@ -130,6 +134,22 @@ def _tell_start(urls: Sequence[str]) -> None:
     log.info("listening", urls=urls, version=VERSION, pid=os.getpid(), python=platform.python_version())
     if os.geteuid() == 0:
         log.warning("running as root; no privilege is needed")
+
+
+def _server_log() -> logging.Logger:
+    """Where the web server logs: a page that fails is told in full, a client that speaks no HTTP to who debugs."""
+    logger = logging.getLogger("roofline_exporter.web")
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(_clients_fault)
+    return logger
+
+
+def _clients_fault(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error}", (), None
+    return True
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> str:

@@ -1,5 +1,6 @@
 """The commands as processes, as their user starts them."""
 
+import asyncio
 import json
 import os
 import pty
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -20,7 +21,9 @@ import pytest
 import yaml
 from processes import COMMAND, Exporter, exporter, running, wait_for
 
-from exporter.config import ConfigError, load
+from exporter.config import ConfigError, load, parse
+from exporter.service.daemon import serve
+from exporter.service.scheduler import Scheduler
 
 NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
 
@@ -90,8 +93,30 @@ def test_a_taken_address_is_a_clear_error(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run("--web.listen-address", address, "serve", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"Error: cannot listen on {address}: address already in use" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"Error: cannot listen on {address}: address already in use; choose another --web.listen-address,"
+        " or stop what listens there"
+    )
     assert "Traceback" not in done.stderr
+
+
+async def test_a_name_of_several_addresses_with_a_free_port_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a port of its own: a URL with the name could mean only one of them."""
+    both = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    told: list[str] = []
+
+    async def look(_: Scheduler, urls: Sequence[str]) -> None:
+        told.extend(urls)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async with asyncio.timeout(30):
+        await serve(parse(NOBODY, "test"), [("localhost", 0)], beside=look)
+    assert [url.rsplit(":", 1)[0] for url in told] == ["http://127.0.0.1", "http://[::1]"]
+    assert "0" not in {url.rsplit(":", 1)[1] for url in told}
 
 
 def test_check_config_prints_what_is_in_force(tmp_path: Path) -> None:
@@ -145,7 +170,10 @@ def test_healthcheck(tmp_path: Path) -> None:
         assert run("--web.listen-address", address, "healthcheck").returncode == 0
     done = run("--web.listen-address", address, "healthcheck")
     assert done.returncode == 1
-    assert address in done.stderr
+    assert done.stderr == (
+        f"Error: http://{address}/-/healthy: connection refused; start an exporter there,"
+        " or name another with --web.listen-address\n"
+    )
 
 
 def test_report_that_could_not_measure_exits_with_3(tmp_path: Path) -> None:
@@ -232,6 +260,8 @@ def test_report_from_where_no_exporter_runs(url: str) -> None:
     assert done.returncode == 3
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr
+    assert "urlopen" not in done.stderr
+    assert "--url" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["http://bob:PLANTED@127.0.0.1:1", "bob:PLANTED@h", "http://127.0.0.1:1/?key=PLANTED"])
@@ -278,7 +308,16 @@ def test_the_health_of_what_speaks_no_http() -> None:
     with answering(b"SSH-2.0-OpenSSH\r\n") as address:
         done = run("--web.listen-address", address, "healthcheck")
     assert done.returncode == 1
-    assert done.stderr == f"Error: http://{address}/-/healthy: no answer in HTTP: SSH-2.0-OpenSSH\n"
+    assert done.stderr.startswith(f"Error: http://{address}/-/healthy: no answer in HTTP: SSH-2.0-OpenSSH; start an")
+
+
+def test_the_health_of_an_exporter_that_is_stuck() -> None:
+    """Its own words, and not the remedy for one that does not run."""
+    with answering(b"HTTP/1.0 503 Service Unavailable\r\n\r\nThe loop is\nstuck: \x1b[31m\n") as address:
+        done = run("--web.listen-address", address, "healthcheck")
+    assert done.returncode == 1
+    said = r"it answers 503: The loop is stuck: \x1b[31m"
+    assert done.stderr == f"Error: http://{address}/-/healthy: '{said}'\n"
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])

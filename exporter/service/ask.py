@@ -5,14 +5,19 @@ No proxy is asked, whatever the environment names: the exporter is near, and Doc
 
 import json
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Final
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 
 STATUS_HEADER: Final = "X-Roofline-Report-Status"
 """Carries the exit status that `report` would have, so that `report --url` can have it too."""
 _TIMEOUT: Final = 10.0
 _REMEDY: Final = "write it as http://HOST:PORT"
+_START: Final = "start an exporter there"
+_WORDS: Final = 300
+"""Bytes at most of what an answer says that is no success."""
 _GLANCE_TIMEOUT: Final = 1.0
 """For a question whose answer is welcome but not needed."""
 
@@ -61,7 +66,7 @@ def fetch_report(url: str, form: str) -> tuple[str, int]:
         with _open(f"{address}?{urlencode({'format': form})}", _TIMEOUT) as answer:
             status, text = answer.headers.get(STATUS_HEADER, ""), answer.read().decode()
     except (OSError, HTTPException, ValueError) as error:
-        raise AskError(f"{address}: {_why(error)}; does an exporter run there?") from error
+        raise AskError(f"{address}: {_why(error)}; {_START}, or name another with --url") from error
     if not status.isdecimal():
         raise AskError(f"{address}: this is not a roofline-exporter")
     return text, int(status)
@@ -74,7 +79,8 @@ def ask_health(address: tuple[str, int]) -> str | None:
         with _open(url, _TIMEOUT):
             return None
     except (OSError, HTTPException, ValueError) as error:
-        return f"{url}: {_why(error)}"
+        remedy = "" if isinstance(error, HTTPError) else f"; {_START}, or name another with --web.listen-address"
+        return f"{url}: {_why(error)}{remedy}"
 
 
 def ask_read_ceiling(address: tuple[str, int]) -> float | None:
@@ -98,8 +104,17 @@ def _open(url: str, timeout: float) -> HTTPResponse:
 
 
 def _why(error: Exception) -> str:
-    """The error in one line: what answers there may say anything."""
-    said = str(error).strip() or type(error).__name__
+    """The error in one line, in plain words: what answers there may say anything."""
+    if isinstance(error, HTTPError):
+        body = ""
+        with suppress(OSError, HTTPException):
+            body = error.read(_WORDS).decode(errors="replace")
+        said = f"it answers {error.code}: {body or error.reason}"
+    else:
+        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
+        # Python's own errors have numbers before their words, and a time-out no more than its name.
+        said = (cause.strerror or str(cause)).lower() if isinstance(cause, OSError) else str(cause)
+    said = " ".join(said.split()) or type(error).__name__
     said = said if said.isprintable() else ascii(said)
     return f"no answer in HTTP: {said}" if isinstance(error, HTTPException) else said
 

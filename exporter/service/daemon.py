@@ -1,6 +1,7 @@
 """The daemon: one scheduler after the other, as the configuration changes, the web server, and signals."""
 
 import asyncio
+import errno
 import logging
 import os
 import platform
@@ -91,7 +92,7 @@ async def serve(
                         served.app(), access_log=None, logger=_server_log(), shutdown_timeout=_PATIENCE_SECONDS
                     )
                     await runner.setup()
-                    urls = [await _listen(runner, host, port) for host, port in addresses]
+                    urls = [url for host, port in addresses for url in await _listen(runner, host, port)]
                     _tell_start(urls)
                     work = [beside(scheduler, urls)] if beside else []
                 served.scheduler = before = scheduler
@@ -152,17 +153,22 @@ def _clients_fault(record: logging.LogRecord) -> bool:
     return True
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
-    """Starts listening; the URL tells the real port where 0 was asked for."""
-    site = web.TCPSite(runner, host, port)
+async def _listen(runner: web.AppRunner, host: str, port: int) -> list[str]:
+    """Starts listening; the URL tells the real port where 0 was asked for, of each address where a name has several."""
+    site, before = web.TCPSite(runner, host, port), len(runner.addresses)
     try:
         await site.start()
     except OSError as error:
         # A name that does not resolve has its own numbers, and words.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ListenError(f"cannot listen on {host}:{port}: {(why or str(error)).lower()}") from error
-    bound = runner.addresses[-1][1]
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        remedy = "choose another --web.listen-address"
+        if error.errno == errno.EADDRINUSE:
+            remedy += ", or stop what listens there"
+        raise ListenError(f"cannot listen on {host}:{port}: {(why or str(error)).lower()}; {remedy}") from error
+    bound = [address[:2] for address in runner.addresses[before:]]
+    if len({port for _, port in bound}) == 1:
+        bound = [(host, bound[0][1])]
+    return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name, port in bound]
 
 
 async def _until(stop: asyncio.Event, main: Awaitable[None], *beside: Awaitable[None]) -> None:

@@ -4,23 +4,21 @@ import asyncio
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from exporter.options import Options, general, takes_general
 from exporter.roofline.architecture import CACHE_TYPE_BYTES
 
 if TYPE_CHECKING:
-    from exporter.config import Settings
     from exporter.present.tables import Format
 
 _T = TypeVar("_T")
 
-DEFAULT_CONFIG: Final = Path("config.yaml")
-DEFAULT_ADDRESS: Final = "127.0.0.1:10470"
 FORMATS: Final = ("table", "json", "markdown", "csv")
 COULD_NOT_MEASURE: Final = 3
 
@@ -32,39 +30,14 @@ format_option = click.option(
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--config.file",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Configuration.  [default: config.yaml, or one server at http://127.0.0.1:8080]",
-)
-@click.option(
-    "--web.listen-address",
-    "addresses",
-    multiple=True,
-    metavar="HOST:PORT",
-    help=f"Where to listen; may be repeated.  [default: {DEFAULT_ADDRESS}]",
-)
-@click.option(
-    "--log.level",
-    "log_level",
-    type=click.Choice(("debug", "info", "warning", "error")),
-    help="[default: info; the demo shows only warnings]",
-)
-@click.option("--log.format", "log_format", type=click.Choice(("console", "json")), help="[default: by terminal]")
+@takes_general
 @click.version_option(package_name="roofline-exporter", prog_name="roofline-exporter")
 @click.pass_context
-def main(
-    context: click.Context,
-    config_file: Path | None,
-    addresses: tuple[str, ...],
-    log_level: str | None,
-    log_format: Literal["console", "json"] | None,
-) -> None:
+def main(context: click.Context) -> None:
     """How fast llama.cpp decode could go on this machine, how fast it does go, and where the rest of the time is.
 
-    Without a command: serve. Whatever the command, the exit status is 141 when the reader of its output has left,
-    as in `| head`.
+    Without a command: serve. The options here may also stand after a command, where they win. Whatever the command,
+    the exit status is 141 when the reader of its output has left, as in `| head`.
     """
     if context.invoked_subcommand in {None, "serve"}:
         # The daemon's end is no failure, and before it listens there is nothing to put in order.
@@ -72,56 +45,8 @@ def main(
             signal.signal(number, lambda *_: os._exit(0))
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    context.obj = _Options(config_file, addresses or (DEFAULT_ADDRESS,))
-    if context.invoked_subcommand != "healthcheck":
-        # Here and below: commands import what they need, for the sake of their start-up time.
-        from exporter.service.logs import configure_logs
-
-        quiet = "warning" if context.invoked_subcommand == "demo" else "info"
-        configure_logs(log_level or quiet, log_format)
     if context.invoked_subcommand is None:
         context.invoke(serve)
-
-
-class _Options:
-    """What was said before the command."""
-
-    def __init__(self, config_file: Path | None, addresses: Sequence[str]) -> None:
-        self.config_file = config_file
-        self._addresses = addresses
-
-    def load(self) -> "Settings":
-        """The configuration as the file says it now.
-
-        Raises:
-            ConfigError: With every error in it.
-        """
-        from exporter.config import load, parse
-
-        path = self.config_file or DEFAULT_CONFIG
-        if self.config_file is None and not _is_there(path):
-            return parse("servers: [{name: local, url: 'http://127.0.0.1:8080'}]", "built-in default")
-        return load(path)
-
-    def settings(self, *, files: bool = False) -> "Settings":
-        """The configuration, peaks looked up, warnings (warn.py) told; or the program's end with every error in it."""
-        from exporter.config import ConfigError
-        from exporter.service.peaks import PeakError, with_peaks
-        from exporter.service.warn import told
-
-        try:
-            return told(with_peaks(self.load()), files=files)
-        except (ConfigError, PeakError) as error:
-            raise click.ClickException("the configuration cannot be used:\n" + str(error)) from error
-
-    def addresses(self) -> list[tuple[str, int]]:
-        """Where to listen, or the program's end when an address is none."""
-        from exporter.service.ask import parse_address
-
-        try:
-            return [parse_address(address) for address in self._addresses]
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--web.listen-address") from error
 
 
 @contextmanager
@@ -140,8 +65,8 @@ def _or_could_not_measure() -> Iterator[None]:
 
 
 @main.command()
-@click.pass_obj
-def serve(options: _Options) -> None:
+@general
+def serve(options: Options) -> None:
     """Run the exporter until SIGTERM or Ctrl-C."""
     from exporter.service import daemon
 
@@ -154,8 +79,8 @@ def serve(options: _Options) -> None:
 
 
 @main.command("check-config")
-@click.pass_obj
-def check_config(options: _Options) -> None:
+@general
+def check_config(options: Options) -> None:
     """Validate the configuration and print it as it is in force, secrets masked."""
     from exporter.config import to_yaml
 
@@ -164,9 +89,9 @@ def check_config(options: _Options) -> None:
 
 @main.command()
 @format_option
-@click.pass_obj
 @_or_could_not_measure()
-def bandwidth(options: _Options, form: str) -> None:
+@general
+def bandwidth(options: Options, form: str) -> None:
     """Measure this machine's ceilings now: every kernel, one thread and all.
 
     Exit status 0: `read` on all threads, the reference, was measured; 3: it was not.
@@ -187,9 +112,9 @@ def bandwidth(options: _Options, form: str) -> None:
     "--url", help="Read a running exporter, e.g. http://127.0.0.1:10470, through no proxy, instead of measuring."
 )
 @click.option("--prefill", is_flag=True, help="Also send each idle server one prompt of 512 tokens and place it.")
-@click.pass_obj
 @_or_could_not_measure()
-def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> None:
+@general
+def report(options: Options, form: str, url: str | None, *, prefill: bool) -> None:
     """Measure everything once and print the study table.
 
     Exit status 0: every batch with a threshold is at or above it; 1: one is below; 3: one of those could not be
@@ -220,9 +145,9 @@ def report(options: _Options, form: str, url: str | None, *, prefill: bool) -> N
 @click.option("--bandwidth", metavar="RATE", help="Add floors under this bandwidth, e.g. 50GB/s.")
 @click.option("--cache-type-k", type=cache_type, default="f16", show_default=True, help="As given to llama-server.")
 @click.option("--cache-type-v", type=cache_type, default="f16", show_default=True, help="As given to llama-server.")
-@click.pass_obj
+@general
 def inspect(  # noqa: PLR0917 - click passes them by name
-    options: _Options, model: Path, form: str, bandwidth: str | None, cache_type_k: str, cache_type_v: str
+    options: Options, model: Path, form: str, bandwidth: str | None, cache_type_k: str, cache_type_v: str
 ) -> None:
     """Print what one decode step reads of a GGUF file, by part.
 
@@ -255,8 +180,8 @@ def inspect(  # noqa: PLR0917 - click passes them by name
 
 @main.command()
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Another GGUF file.")
-@click.pass_obj
-def demo(options: _Options, model: Path | None) -> None:
+@general
+def demo(options: Options, model: Path | None) -> None:
     """Run a real llama.cpp server on a small real model with the exporter beside it; Ctrl-C ends both."""
     from exporter.service import daemon
     from exporter.service.demo import DemoError, run_demo
@@ -268,8 +193,8 @@ def demo(options: _Options, model: Path | None) -> None:
 
 
 @main.command()
-@click.pass_obj
-def healthcheck(options: _Options) -> None:
+@general
+def healthcheck(options: Options) -> None:
     """Exit with 0 if the exporter on this machine answers; for containers."""
     from exporter.service.ask import ask_health
 
@@ -277,14 +202,6 @@ def healthcheck(options: _Options) -> None:
     if problem is not None:
         raise click.ClickException(problem)
     click.echo("healthy")
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file; one that may not be looked at is left to `load`, which says so."""
-    try:
-        return path.exists()
-    except OSError:
-        return True
 
 
 def _print(form: str, found: _T, table: Callable[[_T], object], text: Callable[[_T, "Format"], str]) -> None:

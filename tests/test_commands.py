@@ -21,6 +21,7 @@ import pytest
 import yaml
 from processes import COMMAND, Exporter, exporter, running, wait_for
 
+from exporter.cli import main
 from exporter.config import ConfigError, load, parse
 from exporter.service.daemon import serve
 from exporter.service.scheduler import Scheduler
@@ -125,6 +126,36 @@ def test_check_config_prints_what_is_in_force(tmp_path: Path) -> None:
     done = run("--config.file", str(file), "check-config")
     assert done.returncode == 0
     assert "health_interval: 15s" in done.stdout
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_what_may_be_said_before_a_command_may_be_said_after_it(command: str) -> None:
+    helped = run(command, "--help").stdout
+    for option in ("--config.file", "--web.listen-address", "--log.level", "--log.format"):
+        assert option in helped
+
+
+def test_what_is_said_after_the_command_wins(tmp_path: Path) -> None:
+    first, last = tmp_path / "first.yaml", tmp_path / "last.yaml"
+    first.write_text("servers: [{name: first, url: 'http://127.0.0.1:1'}]")
+    last.write_text("servers: [{name: last, url: 'http://127.0.0.1:1/v1'}]")
+    both = ("--config.file", str(first), "check-config", "--config.file", str(last))
+    done = run("--log.level", "error", *both, "--log.level", "warning", "--log.format", "json")
+    assert yaml.safe_load(done.stdout)["servers"][0]["name"] == "last"
+    assert json.loads(done.stderr)["level"] == "warning"
+    assert run("--log.level", "warning", *both, "--log.level", "error").stderr == ""
+    assert "name: first" in run("--config.file", str(first), "check-config", "--log.level", "error").stdout
+    addresses = ("--web.listen-address", "127.0.0.1:1", "healthcheck", "--web.listen-address", "127.0.0.1:2")
+    assert "http://127.0.0.1:2/" in run(*addresses).stderr
+
+
+def test_the_daemon_is_told_after_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(NOBODY)
+    said = ("--web.listen-address", "127.0.0.1:0", "--config.file", str(file), "--log.format", "json")
+    with running((*COMMAND, "serve", *said), stderr=subprocess.PIPE) as process:
+        started = Exporter(process)
+        assert "http://127.0.0.1:1\n" in started.get("/config")
 
 
 def test_check_config_names_every_error(tmp_path: Path) -> None:

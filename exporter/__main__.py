@@ -1,18 +1,25 @@
 """`python -m exporter` is the command `roofline-exporter`."""
 
+from __future__ import annotations
+
 import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
 
+TYPE_CHECKING = False  # typing's own would take as long to load as all of this
 if TYPE_CHECKING:
+    from typing import Final
+
     from _typeshed import ReadableBuffer
 
 _SHELL_SIGNAL: Final = 128
 """What a shell adds to the number of the signal that ended a program."""
 _NOT_WRITTEN: Final = 3
 """The exit status when the output cannot be written; `report` keeps 1 for a batch below its threshold."""
+
+_ANSWER: Final = frozenset({"demo", "report", "bandwidth", "inspect", "check-config", "healthcheck"})
+"""Commands that a signal leaves without their answer; what is said to them is not read yet when it comes early."""
 
 
 class _Output(io.FileIO):
@@ -22,7 +29,7 @@ class _Output(io.FileIO):
     and rich, each in its own way, end with 1.
     """
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Writes, or ends the program: with 3, never 1, where the words do not fit on a disk."""
         try:
             return super().write(data)
@@ -38,7 +45,7 @@ class _Output(io.FileIO):
 class _Log(io.FileIO):
     """Standard error: words that no disk or reader takes are lost, and the program goes on, for it measures still."""
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Writes what can be written; the next line may be taken again."""
         try:
             taken = super().write(data)
@@ -61,11 +68,18 @@ def _outlive_the_reader(name: str, kind: type[io.FileIO]) -> None:
         setattr(sys, name, text)
 
 
+def _end(number: int, _: object) -> None:
+    """Ends the daemon with 0, as once it runs; any command that answers ends as its signal would end it."""
+    if _ANSWER.isdisjoint(sys.argv):
+        os._exit(0)
+    sys.exit(_SHELL_SIGNAL + number)
+
+
 def main() -> None:
     """The command; from here on a signal ends it in order, until it has its own way."""
     # Before the first slow import: the first process of a container is deaf to signals that it does not handle.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: sys.exit(_SHELL_SIGNAL + received))
+        signal.signal(number, _end)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The daemon's word for "read the configuration again", which it is about to read; `nohup` has its own way.
         signal.signal(signal.SIGHUP, lambda *_: None)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from processes import COMMAND, Exporter, exporter, running, wait_for
 
+from exporter.__main__ import _ANSWER
+from exporter.cli import main
 from exporter.config import parse
 from exporter.service.daemon import serve
 from exporter.service.scheduler import Scheduler
@@ -61,7 +63,10 @@ def test_a_name_server_that_does_not_answer_does_not_delay_the_end(tmp_path: Pat
 @pytest.mark.parametrize(
     ("slow", "command", "number", "status"),
     [
-        ("click", "serve", signal.SIGTERM, 143),
+        ("click", "serve", signal.SIGTERM, 0),
+        ("click", "serve", signal.SIGINT, 0),
+        ("click", "report", signal.SIGTERM, 143),
+        ("click", "check-config", signal.SIGINT, 130),
         ("structlog", "serve", signal.SIGTERM, 0),
         ("structlog", "serve", signal.SIGINT, 0),
         ("structlog", "report", signal.SIGTERM, 143),
@@ -82,7 +87,7 @@ def test_a_signal_while_it_starts(slow: str, command: str, number: int, status: 
 @pytest.mark.parametrize(
     ("slow", "before", "command", "status"),
     [
-        ("click", DEFAULT, "serve", 143),
+        ("click", DEFAULT, "serve", 0),
         ("structlog", DEFAULT, "serve", 0),
         ("structlog", DEFAULT, "report", -signal.SIGHUP),
         ("structlog", ("nohup",), "report", 143),
@@ -101,6 +106,10 @@ def test_a_hangup_while_it_starts(
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(50) == status
+
+
+def test_every_command_but_the_daemon_answers() -> None:
+    assert set(main.commands) - {"serve"} == _ANSWER
 
 
 async def test_what_does_not_end_in_time_is_left() -> None:

@@ -58,7 +58,8 @@ class Clock:
 
 class TestReloader:
     def settings(self, interval: str = "5m") -> Settings:
-        return parse(f"probe: {{interval: {interval}}}", "test")
+        server = "servers: [{name: a, url: 'http://127.0.0.1:1'}]"
+        return parse(f"probe: {{interval: {interval}}}\n{server}", "test")
 
     async def test_a_valid_file_is_taken_and_told(self) -> None:
         clock, told = Clock(), []
@@ -88,6 +89,16 @@ class TestReloader:
             "configuration in force",
             "configuration read again: nothing has changed",
         ]
+
+    async def test_what_is_probably_a_mistake_in_a_new_file_is_told(self) -> None:
+        mistaken = parse("servers: [{name: a, url: 'http://127.0.0.1:1/v1'}]", "test")
+        subject = Reloader(self.settings(), lambda: mistaken, Clock().unix)
+        with capture_logs() as logs:
+            await subject.reload()
+            await subject.reload()
+        (warned,) = [line for line in logs if line["log_level"] == "warning"]
+        assert warned["server"] == "a"
+        assert warned["event"].endswith("leave out /v1: write http://127.0.0.1:1")
 
     async def test_the_same_file_changes_nothing_but_the_time(self) -> None:
         clock, told = Clock(), []

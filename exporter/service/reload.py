@@ -12,6 +12,7 @@ from exporter.config import ConfigError, Settings
 from exporter.measure.asking import trusting
 from exporter.roofline.snapshot import Snapshot
 from exporter.service.peaks import PeakError, with_peaks
+from exporter.service.warn import told
 
 log = structlog.get_logger()
 
@@ -89,6 +90,7 @@ class Reloader:
             log.info("configuration read again: nothing has changed", changed=False)
             return ()
         log.info("configuration read again: in force when the measurement at hand ends", changed=True)
+        told(settings)
         self.settings, self.trusted, self._pending = settings, trusted, True
         self._changed()
         return ()

@@ -27,6 +27,7 @@ from exporter.roofline.decode import DecodeSample
 
 BATCHES = (1, 2, 4)
 BAR = 0.03
+SLOTS = 8
 
 
 def arrivals(port: int, batch: int, tokens: int, rng: random.Random) -> tuple[list[float], list[int]]:
@@ -51,12 +52,15 @@ def arrivals(port: int, batch: int, tokens: int, rng: random.Random) -> tuple[li
 
 def independent_rate(port: int, batch: int, tokens: int, seconds: float, rng: random.Random) -> float:
     """Tokens/s of all streams over about that long, the first token of each stream left out with its prompt."""
-    counted, wall, deadline = 0, 0.0, time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    counted, wall, began = 0, 0.0, time.monotonic()
+    while time.monotonic() < began + seconds or counted == 0:
         times, slots = arrivals(port, batch, tokens, rng)
         if slots[-1] - slots[0] >= batch:
             # Slots apart cost a second pass over the weights (llama.cpp issue 25840): another thing than the probe's.
-            deadline = max(deadline, time.monotonic() + 1)
+            if time.monotonic() > began + 20 * seconds:
+                raise SystemExit(f"batch {batch}: no adjacent slots for {20 * seconds:.0f} s; start again")
+            # It takes the slots that were used longest ago, in turn: only another number of streams changes which.
+            arrivals(port, rng.randint(1, SLOTS), 2, rng)
             continue
         assert len(times) == batch * tokens, f"{len(times)} tokens of {batch} x {tokens}"
         # The first tokens of all streams come from the prompts' batch; the clock starts when the last of them is there.
@@ -88,7 +92,7 @@ async def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rng = random.Random(1)
-    async with probed_server(parallel=8, ctx_size=8192, threads=options.threads) as (url, probe):
+    async with probed_server(parallel=SLOTS, ctx_size=8192, threads=options.threads) as (url, probe):
         port = int(url.rsplit(":", 1)[1])
         steps = {batch: (await probed(probe, batch)).steps for batch in BATCHES}
         found: dict[int, list[tuple[float, float, bool]]] = {batch: [] for batch in BATCHES}

@@ -57,7 +57,7 @@ async def test_a_loaded_model_of_a_router_is_measured(tmp_path: Path) -> None:
         (named("mine", "sleeping"), Reason.SLEEPING, ServerState.SLEEPING),
         (named("mine", "loading"), Reason.LOADING, ServerState.LOADING),
         (named("mine", "downloading"), Reason.LOADING, ServerState.LOADING),
-        (named("mine", "unloaded", failed=True), Reason.MODEL_FAILED, ServerState.UNSUPPORTED),
+        (named("mine", "unloaded", failed=True), Reason.MODEL_FAILED, ServerState.UNREACHABLE),
         (named("mine", "a status of next year"), Reason.BAD_ANSWER, ServerState.UNSUPPORTED),
         (named("not mine"), Reason.UNKNOWN_MODEL, ServerState.UNSUPPORTED),
     ],

@@ -40,11 +40,16 @@ SITUATIONS = ("silent", "pending", "firing", "recovered", "series gone", "one ba
 WEAKENED = (
     ("DecodeBelowFloor", ">= 3", ">= 2"),
     ("LiveBelowFloor", "7 * clamp_min", "0 * clamp_min"),
-    ("LiveBelowFloor", "min without", "max without"),
+    (
+        "LiveBelowFloor",
+        "min without (batch) (last_over_time(roofline_d",
+        "max without (batch)(last_over_time(roofline_d",
+    ),
     ("LiveBelowFloor", "[10m]) >= 5", "[10m]) >= 0"),
     ("LiveBelowFloor", "and last_over_time(roofline_model_kv_bytes_per_token[10m])", ""),
     ("LiveBelowFloor", "<= 8", "<= 16"),
     ("LiveBelowFloor", "20m", "5m"),
+    *(("LiveBelowFloor", f'step_bytes{{batch="{batch}"}}', 'step_bytes{batch="1"}') for batch in (2, 4, 8)),
     ("FloorUnknown", "unless last_over_time(roofline_decode_implausible[5m]) == 1", ""),
     (
         "FloorUnknown",
@@ -84,7 +89,9 @@ WEAKENED = (
     ("DecodeRegressed", "timestamp_seconds and roofline_decode_tokens_per_second)[4h:1m]", "timestamp_seconds)[4h:1m]"),
     ("DecodeRegressed", "or changes(roofline_model_weight_bytes[1w:10m]) > 0", ""),
     ("ExporterDown", '{job=~"(.*/)?roofline.*"}', ""),
-    ("ExporterDown", ">= 4", ">= 100"),
+    ("ExporterDown", "[15m]) >= 4", "[15m]) >= 100"),
+    ("ExporterDown", "[30m]) >= 4", "[30m]) >= 3"),
+    ("ExporterDown", 'process_start_time_seconds{job=~"(.*/)?roofline.*"}[30m]) >= 4', "vector(0)[30m:1m]) >= 4"),
     ("ExporterDown", "< 0.5", "< 1"),
     ("ExporterDown", 'and up{job=~"(.*/)?roofline.*"}', ""),
     ("ExporterAbsent", "(.*/)?roofline.*", "roofline"),

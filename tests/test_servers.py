@@ -73,6 +73,23 @@ async def test_a_server_without_an_endpoint_that_is_needed_is_unsupported(path: 
         assert (running.server.state, running.server.state_reason) == (ServerState.UNSUPPORTED, Reason.NOT_LLAMA)
 
 
+async def test_a_server_that_was_one_and_is_none_any_more_is_gone(tmp_path: Path) -> None:
+    """A proxy answers with a page of its own when the server behind it has ended: users get nothing."""
+    async with FakeLlama(Behaviour()) as fake, watching(fake, tmp_path) as running:
+        await running.scheduler.run_once()
+        for page in ("404", "html_ok"):
+            fake.behaviour.faults = {"*": page}
+            for _ in range(2):
+                await running.watches[0].check()
+                assert (running.server.state, running.server.state_reason) == (
+                    ServerState.UNREACHABLE,
+                    Reason.NOT_LLAMA,
+                )
+        fake.behaviour.faults = {}
+        await running.watches[0].check()
+        assert running.server.state is ServerState.READY
+
+
 async def test_one_slot_and_small_contexts(tmp_path: Path) -> None:
     async with FakeLlama(Behaviour(n_slots=1)) as fake, watching(fake, tmp_path) as running:
         await running.scheduler.run_once()

@@ -75,7 +75,6 @@ _STATES: Final = {
     Reason.NOT_SUPPORTED: ServerState.UNSUPPORTED,
     Reason.MODEL_NOT_NAMED: ServerState.UNSUPPORTED,
     Reason.UNKNOWN_MODEL: ServerState.UNSUPPORTED,
-    Reason.MODEL_FAILED: ServerState.UNSUPPORTED,
     # A router loads it for the next user.
     Reason.MODEL_UNLOADED: ServerState.SLEEPING,
     Reason.SLEEPING: ServerState.SLEEPING,

@@ -230,7 +230,7 @@ class ServerWatch:
 
     def _take_answer(self, answer: Identity | Reason, model: Model | None) -> None:
         was, self._checked = self.record, True
-        state = checked_state(answer, was.state, stalled=self._stalled)
+        state = checked_state(answer, was.state, stalled=self._stalled, known=was.slots is not None)
         self.record = replace(self.record, checked_at=self._clocks.monotonic())
         if isinstance(answer, Reason):
             self.record = with_state(self.record, state, answer, self.probe.client.words(answer))

@@ -3,7 +3,7 @@
 from board.decode_health import exporter_row, freshness_row, live_row
 from board.decode_rows import bandwidth_row, batches_row, floor_row, two_numbers_row
 from board.decode_scope import BATCH_LEGEND, BATCHES, HOST, SERVER, by_batch
-from board.layout import Line, Row, annotations, dashboard, even, variable
+from board.layout import Line, Row, annotations, dashboard, even, outages, variable
 from board.panels import FLOP_PER_BYTE, TOKENS_PER_SECOND, Json, fixed, now, override, stat, yes_no
 from board.promql import DOWN, UP, Scope, age, largest, reference_ceiling
 from board.roofline import roofline
@@ -137,7 +137,7 @@ def decode_roofline() -> Json:
             variable("server", "Server", "server", HOST(up), many=False),
             variable("batch", "Batch", "batch", SERVER("probe_success"), many=True, numeric=True),
         ],
-        marks=annotations(HOST, 'server=~"$server|"'),
+        marks=[*annotations(HOST, 'server=~"$server|"'), outages(SERVER)],
         rows=[
             _now_row(),
             _roofline_row(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from board.panels import DATASOURCE, Json
-from board.promql import Scope
+from board.promql import Scope, largest
 
 WIDTH: Final = 24
 TAG: Final = "roofline"
@@ -129,6 +129,12 @@ def annotations(scope: Scope, alert_matchers: str = "") -> list[Json]:
             "Exporter started", "blue", starts, "Exporter started", textFormat="{{instance}}", useValueForTime=True
         ),
     ]
+
+
+def outages(server: Scope) -> Json:
+    """The times in which a server could not serve, as regions: each ends where it was back."""
+    down = largest(server("server_up"), "instance", "server")
+    return _annotation("Server down", "orange", f"{down} == 0", "Server down", textFormat="{{instance}} {{server}}")
 
 
 def dashboard(

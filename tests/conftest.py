@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Speed is measured in benchmarks: a busy machine fails no test.
-settings.register_profile("untimed", deadline=None)
+# Examples are the same in every run, so that a change shows what it broke and nothing else.
+settings.register_profile("untimed", deadline=None, derandomize=True, database=None)
 settings.load_profile("untimed")
+# What libraries read to tell a terminal from a pipe: here everything is a pipe.
+for variable in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+    os.environ.pop(variable, None)
 
 
 @pytest.fixture(autouse=True)

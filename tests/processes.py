@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import pytest
 import yaml
 
 SHIPPED = Path(__file__).parent.parent / "deploy/prometheus"
@@ -46,6 +47,14 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         given: int = listener.getsockname()[1]
         return given
+
+
+def needs_ipv6() -> None:
+    """Skips the test on a machine without an IPv6 loopback, as containers often are."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
 
 
 def get(url: str) -> str:

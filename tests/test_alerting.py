@@ -81,8 +81,7 @@ class Alertmanager:
 
 def wait_for_alert(alertmanager: Alertmanager, name: str) -> dict[str, Any]:
     """The alert, once Alertmanager has heard of it."""
-    wait_for(f"{name} in Alertmanager", 60, lambda: name in alertmanager.alerts())
-    return alertmanager.alerts()[name]
+    return wait_for(f"{name} in Alertmanager", 60, lambda: alertmanager.alerts().get(name, {}))
 
 
 @contextmanager
@@ -236,9 +235,7 @@ def test_a_slowed_server_rings_and_a_recovered_one_resolves(scene: Scene) -> Non
     with slowed(scene.server):
         (labels,) = wait_for("DecodeBelowFloor in Prometheus", 240, lambda: scene.firing("DecodeBelowFloor"))
         told = wait_for_alert(scene.alertmanager, "DecodeBelowFloor")
-        below = scene.prometheus.query("roofline_decode_below_threshold_samples")
     assert (labels["server"], labels["batch"], labels["severity"]) == ("demo", "1", "warning")
-    assert below[0][1] >= 3
     assert told["labels"]["job"] == "roofline"
     assert told["status"]["state"] == "active"
     percent = f"{100 * scene.threshold:.4g}%"

@@ -29,7 +29,7 @@ class TestRealLibrary:
             assert 1e8 < read.best_bytes_per_second < 1e13
             assert read.best_bytes_per_second >= read.median_bytes_per_second
         else:
-            assert run.problem in DISTURBED | {Reason.CACHE_SUSPECT}
+            assert run.problem in DISTURBED | {Reason.CACHE_SUSPECT, Reason.NO_MEMORY, Reason.NO_THREADS}
         assert run.array_bytes is None or 3 * run.array_bytes <= 64 * MIB
 
     def test_one_kernel_on_one_cpu(self) -> None:

@@ -76,7 +76,7 @@ async def two_servers(tmp_path: Path) -> AsyncIterator[Station]:
 async def test_a_file_that_hangs_stops_neither_the_other_servers_nor_the_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 2.0)
     async with two_servers(tmp_path) as s, dead_disk() as disk:
         one, other = s.watches
         disk.hang(one)
@@ -114,7 +114,7 @@ async def test_the_first_checks_are_waited_for_no_longer_than_one_takes(
 async def test_while_its_file_hangs_a_server_keeps_its_model_but_not_anothers(
     fake_llama: FakeLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 2.0)
     async with bench(fake_llama, tmp_path) as b, dead_disk() as disk:
         await b.watch.cycle()
         known = b.server.model
@@ -137,7 +137,7 @@ def measured_batches(watch: ServerWatch) -> list[int]:
 async def test_reloads_do_not_pile_up_threads_in_a_file_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("exporter.service.checkup.LOOK_SECONDS", 2.0)
     async with FakeLlama() as fake, dead_disk() as disk:
         text = f"servers: [{{name: a, url: '{fake.url}', gguf: {tmp_path / 'x.gguf'}}}]"
         before = None

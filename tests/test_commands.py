@@ -19,7 +19,7 @@ from typing import Self
 
 import pytest
 import yaml
-from processes import COMMAND, Exporter, exporter, running, wait_for
+from processes import COMMAND, Exporter, exporter, needs_ipv6, running, wait_for
 
 from exporter.cli import main
 from exporter.config import ConfigError, load, parse
@@ -68,7 +68,7 @@ def test_metrics_answer_within_a_second_and_wait_for_no_server(tmp_path: Path) -
         assert 'roofline_server_up{server="local"} 0.0' in text
         assert running_exporter.get("/-/ready") == "Ready\n"
         assert running_exporter.get("/-/healthy") == "Healthy\n"
-        wait_for("a reason", 60, lambda: running_exporter.logged("no probe"))
+        wait_for("a reason", 240, lambda: running_exporter.logged("no probe"))
 
 
 def test_the_daemon_loads_nothing_for_pages_that_nobody_looks_at() -> None:
@@ -80,6 +80,7 @@ def test_the_daemon_loads_nothing_for_pages_that_nobody_looks_at() -> None:
 
 
 def test_two_addresses_and_ipv6(tmp_path: Path) -> None:
+    needs_ipv6()
     file = tmp_path / "c.yaml"
     file.write_text(NOBODY)
     arguments = ("--config.file", str(file), "--log.format", "json")
@@ -103,6 +104,7 @@ def test_a_taken_address_is_a_clear_error(tmp_path: Path) -> None:
 
 async def test_a_name_of_several_addresses_with_a_free_port_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a port of its own: a URL with the name could mean only one of them."""
+    needs_ipv6()
     both = [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),

@@ -89,8 +89,15 @@ def test_sanitizers_find_nothing(tmp_path: Path, sanitizer: str) -> None:
         check=False,
     )
     need(found=linked.returncode == 0, what=f"-fsanitize={sanitizer}")
+    # Sanitizers of some compilers do not start where the kernel spreads addresses widely.
+    plainly = ["setarch", os.uname().machine, "-R"]
+    can = subprocess.run([*plainly, "true"], capture_output=True, check=False).returncode == 0
+    start = plainly if can else []
+    began = subprocess.run([*start, str(tmp_path / "probe")], capture_output=True, check=False)
+    if began.returncode != 0:
+        pytest.skip(f"a program with -fsanitize={sanitizer} does not start on this kernel")
     flags = ["-O2", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    run([str(compile_test(tmp_path / "sanitized", *flags))], instrumented=True)
+    run([*start, str(compile_test(tmp_path / "sanitized", *flags))], instrumented=True)
 
 
 @pytest.mark.real

@@ -175,7 +175,7 @@ def test_a_pod_that_keeps_its_name_keeps_its_series_and_no_two_share_them(
     scrape = {"job_name": "roofline", "relabel_configs": relabelings(), "static_configs": pods}
     with prometheus_running(prometheus, {"scrape_configs": [scrape]}, tmp_path) as running:
         targets = wait_for(
-            "targets", 10, lambda: json.loads(get(f"{running.url}/api/v1/targets"))["data"]["activeTargets"]
+            "targets", 60, lambda: json.loads(get(f"{running.url}/api/v1/targets"))["data"]["activeTargets"]
         )
     labels = {target["discoveredLabels"]["__address__"]: target["labels"] for target in targets}
     assert sorted(labels) == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"], "the server's own port is no target"

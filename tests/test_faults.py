@@ -30,7 +30,8 @@ from exporter.service.clocks import Clocks
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-METRICS_SECONDS = 0.1
+METRICS_SECONDS = 0.3
+TRIES = 5
 HERE = Path(__file__).parent
 
 
@@ -73,7 +74,7 @@ async def test_a_fault_has_its_reason_and_gives_no_number(
     # Short where waiting is the fault, long where a machine that others load must not make it one.
     timeout = 0.4 if Reason.TIMEOUT in {case.reason, *case.also} else 20.0
     monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", timeout)
-    for _ in range(3):  # a machine that others load may be slow once
+    for _ in range(TRIES):  # a machine that others load may be slow once
         async with FakeLlama(case.behaviour()) as fake:
             servers = [{"url": fake.url, **case.keys}]
             async with station(servers, tmp_path, timeout=timeout, batches=(2,)) as running:
@@ -187,6 +188,9 @@ async def test_a_healthy_server_among_faulty_ones_is_measured(tmp_path: Path, mo
         servers: list[dict[str, object]] = [{"url": fake.url} for fake in fakes]
         running = await stack.enter_async_context(station(servers, tmp_path, timeout=4, batches=(2,)))
         await scraped_during(running, running.scheduler.run_once())
+        for _ in range(TRIES):  # those that flood may have kept the loop from it for 4 s
+            if not running.watches[-1].record.succeeded:
+                await running.watches[-1].cycle()
         samples, _ = await running.scrape()
         for name, watch in zip(names, running.watches, strict=False):
             assert set(watch.record.counts) <= {FAULTS[name].reason, Reason.TIMEOUT, *FAULTS[name].also}, name

@@ -181,10 +181,10 @@ def mutate(content: bytes, mutations: list[tuple[str, int, int]]) -> bytes:
 
 def check_any_content(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    begin = time.perf_counter()
+    begin = time.process_time()
     found: list[GgufHeader | GgufProblem] = []
     assert peak_bytes(lambda: found.append(read_gguf(path))) < MAX_MEMORY
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     (result,) = found
     if isinstance(result, GgufProblem):
         assert result.message.isprintable()

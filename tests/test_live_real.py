@@ -221,14 +221,12 @@ def test_a_server_stopped_in_the_middle_of_an_answer_goes_on_with_it(real_model:
     ):
         scene = Scene(port, running)
         scene.settled()
-        client = threading.Thread(target=generate, args=(port, 1, enough(port, 1)))
-        client.start()
-        wait_for("busy", 60, lambda: scene.state() == "busy")
-        server.send_signal(signal.SIGSTOP)
-        try:
-            wait_for("stalled", 60, lambda: scene.state() == "stalled")
-        finally:
-            server.send_signal(signal.SIGCONT)
-        wait_for("busy again", 60, lambda: scene.state() in {"busy", "ready"})
-        client.join()
+        with users(port, 1):
+            wait_for("busy", 60, lambda: scene.state() == "busy")
+            server.send_signal(signal.SIGSTOP)
+            try:
+                wait_for("stalled", 60, lambda: scene.state() == "stalled")
+            finally:
+                server.send_signal(signal.SIGCONT)
+            wait_for("busy again", 60, lambda: scene.state() == "busy")
         wait_for("ready", 60, lambda: scene.state() == "ready")

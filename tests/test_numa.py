@@ -38,7 +38,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = re.search(r"Depends: (linux-image-\S+)", depends)
     if found is None:
         missing(f"no kernel in /boot, and apt does not know {PACKAGE}; run apt-get update")
-    fetched = subprocess.run(["apt-get", "download", found[1]], cwd=directory, capture_output=True, check=False)
+    fetched = subprocess.run(
+        ["apt-get", "-o", "Acquire::Retries=3", "download", found[1]], cwd=directory, capture_output=True, check=False
+    )
     if fetched.returncode != 0:
         missing(f"no kernel in /boot, and {found[1]} cannot be fetched")
     subprocess.run(["dpkg", "-x", next(directory.glob("*.deb")), directory], check=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_llama import Behaviour, FakeLlama, Fault
+from processes import needs_ipv6
 
 from exporter.measure.host import ContentionMeter
 from exporter.measure.llama import LlamaClient, open_session
@@ -260,6 +261,7 @@ async def test_the_key_is_read_at_each_request(tmp_path: Path) -> None:
 
 
 async def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:
+    needs_ipv6()
     fake = FakeLlama()
     for arguments in ({"unix": tmp_path / "llama.sock"}, {"host": "::1"}):
         await fake.start(**arguments)

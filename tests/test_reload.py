@@ -312,7 +312,7 @@ def post(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(KEY)
@@ -327,12 +327,12 @@ def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path
             def sampled() -> bool:
                 return 'roofline_decode_step_seconds{batch="2",server="local"}' in running.get("/metrics")
 
-            wait_for("a sample", 90, sampled)
+            wait_for("a sample", 200, sampled)
             before = values(running.get("/metrics"))
 
             file.write_text(config(fraction=0.5, more=f"  - {{name: second, url: 'http://127.0.0.1:{free_port()}'}}\n"))
             running.process.send_signal(signal.SIGHUP)
-            wait_for("the second server", 30, lambda: 'server="second"' in running.get("/metrics"))
+            wait_for("the second server", 120, lambda: 'server="second"' in running.get("/metrics"))
             after = values(running.get("/metrics"))
             assert sampled(), "what was measured of a server that stays is kept"
             assert (
@@ -351,13 +351,14 @@ def test_a_running_exporter_takes_a_new_file_and_keeps_a_good_one(tmp_path: Path
             bad = values(running.get("/metrics"))
             assert bad["roofline_config_last_reload_successful[]"] == 0
             assert "name: second" in running.get("/config")
-            assert len(running.logged("the new configuration cannot be used; the old one stays in force")) == 2
-            assert len(running.logged("configuration in force")) == 1
+            refused = "the new configuration cannot be used; the old one stays in force"
+            wait_for("every error in the log", 60, lambda: len(running.logged(refused)) == 2)
+            wait_for("one taken", 60, lambda: len(running.logged("configuration in force")) == 1)
             assert "The configuration file was not taken" in running.get("/")
 
             file.write_text(config())
             assert post(running.url + "/-/reload")[0] == 200
-            wait_for("one server again", 30, lambda: 'server="second"' not in running.get("/metrics"))
+            wait_for("one server again", 120, lambda: 'server="second"' not in running.get("/metrics"))
             good = values(running.get("/metrics"))
             assert good["roofline_config_last_reload_successful[]"] == 1
             newer = "roofline_config_last_reload_success_timestamp_seconds[]"

@@ -12,7 +12,7 @@ import pytest
 from fake_llama import Behaviour, FakeLlama, Intruder
 from fake_llama_builds import BUILDS, behaviour_of
 from odd_llama import odd_llama
-from processes import free_port
+from processes import free_port, needs_ipv6
 from real import missing, require
 from stations import measured, station, watching
 from structlog.testing import capture_logs
@@ -260,6 +260,8 @@ async def test_tls_with_a_private_authority(certificate: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("way", ["unix", "ipv6"])
 async def test_a_probe_over_a_unix_socket_and_ipv6(way: str, tmp_path: Path) -> None:
+    if way == "ipv6":
+        needs_ipv6()
     fake = FakeLlama(Behaviour(step_seconds=lambda _: STEP))
     await (fake.start(unix=tmp_path / "llama.sock") if way == "unix" else fake.start(host="::1"))
     try:

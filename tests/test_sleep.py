@@ -161,7 +161,7 @@ def test_a_real_server_falls_asleep_beside_the_exporter(real_model: Path, tmp_pa
     """Where its process tells; without that word, the looks at /slots keep it awake, as the README says."""
     require(importlib.util.find_spec("xllamacpp"), "xllamacpp is not installed")
     port = free_port()
-    after = 4 if told else 8
+    after = 4 if told else 20
     switches = {"hostnames": ["127.0.0.1"], "port": port, "n_ctx": 512, "n_parallel": 1, "sleep_idle_seconds": after}
     command: list[str | Path] = [sys.executable, Path(odd_llama.__file__), real_model, json.dumps(switches)]
     if told:
@@ -182,7 +182,7 @@ def test_a_real_server_falls_asleep_beside_the_exporter(real_model: Path, tmp_pa
                 assert state() == "sleeping"
             else:
                 states = set()
-                for _ in range(16):
+                for _ in range(32):
                     time.sleep(1)
                     states.add(state())
                 assert "sleeping" not in states

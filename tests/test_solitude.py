@@ -129,8 +129,9 @@ async def test_a_long_probe_gives_way_to_a_user(
         result = await complete_politely(client, identity.props, [[1, 2, 3]], 41, 30)
         assert (result is Reason.GAVE_WAY) == gives_way
         fake.behaviour.faults, fake.behaviour.foreign = {}, frozenset()
-        await asyncio.sleep(0.3)
-        assert not fake.engine._running
+        async with asyncio.timeout(60):
+            while fake.engine._running:  # noqa: ASYNC110 - the fake has no event for it
+                await asyncio.sleep(0.05)
 
 
 def told(props: Props, behaviour: Behaviour) -> Props:
@@ -146,7 +147,7 @@ async def test_with_every_slot_ours_a_waiting_user_shows_in_the_metrics(monkeypa
         await asyncio.sleep(0.1)
         began = time.monotonic()
         await client_of_user(fake, 2)
-        assert time.monotonic() - began < 5, "10 s of decoding were ahead of the user"
+        assert time.monotonic() - began < 8, "10 s of decoding were ahead of the user"
         assert await ours is Reason.GAVE_WAY
 
 
@@ -279,9 +280,9 @@ async def test_once_seen_asleep_a_server_is_probed_once_after_each_user(fake_lla
 async def test_a_hung_server_costs_the_loop_one_wait_and_is_told_once(
     fake_llama: FakeLlama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 1.0)
     async with bench(fake_llama, tmp_path) as b:
         await b.watch.check()
+        monkeypatch.setattr("exporter.measure.probe.ASK_TIMEOUT", 3.0)
         fake_llama.behaviour.faults = {"*": "hang"}
         pauses = []
         began = time.monotonic()
@@ -289,7 +290,7 @@ async def test_a_hung_server_costs_the_loop_one_wait_and_is_told_once(
             await b.watch.cycle()
             pauses.append(b.watch.due - b.time.now)
             b.time.now = b.watch.due
-        assert time.monotonic() - began < 4, "the first cycle alone waits"
+        assert time.monotonic() - began < 12, "the first cycle alone waits"
         assert pauses == sorted(pauses)
         assert pauses[-1] > 8 * pauses[0]
         assert capsys.readouterr().out.count("no probe") == 1

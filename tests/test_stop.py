@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C, at any time."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from exporter.service.scheduler import Scheduler
 
 DEFAULT = ("env", "--default-signal=HUP")
 """The tests themselves may have been started with nohup."""
-TRIES = 3
+TRIES = 5
 """A machine that others load may be slow once: a bar holds when one of so many tries keeps it."""
 NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
 
@@ -34,12 +35,14 @@ def seconds_to_end(number: int, directory: Path) -> float:
     with exporter(NOBODY, directory) as running_exporter:
         # The first bandwidth run begins at once and takes seconds.
         time.sleep(0.7)
-        assert not running_exporter.logged("bandwidth")
+        over = bool(
+            running_exporter.logged("bandwidth")
+        )  # on a busy machine no pass may be clean, which ends it at once
         status, seconds = running_exporter.end(number)
         assert status == 0
         assert running_exporter.logged("stopping")
         assert not [line for line in running_exporter.log if line["event"] == "?"], "nothing but log lines"
-    return seconds
+    return math.inf if over else seconds
 
 
 def test_a_name_server_that_does_not_answer_does_not_delay_the_end(tmp_path: Path) -> None:

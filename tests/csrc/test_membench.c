@@ -237,7 +237,7 @@ static void test_oversubscribed(void)
 
 static double best_seconds(int method)
 {
-    membench *b = opened(MIB / 64, 1); /* 3 x 128 KiB: deep in a cache of any machine, unless flushed */
+    membench *b = opened(MIB / 128, 1); /* 3 x 64 KiB: deep in a cache of any machine, unless flushed */
     CHECK(attempt(b, MEMBENCH_READ, membench_isa_best(), 0, method, PASSES) == MEMBENCH_OK && completed == PASSES);
     membench_close(b);
     double best = passes[1].seconds;
@@ -248,8 +248,14 @@ static double best_seconds(int method)
 
 static void test_evict_is_cold(void)
 {
-    if (membench_evict_supported() && !instrumented()) /* an emulator has no caches */
-        CHECK(best_seconds(MEMBENCH_METHOD_EVICT) > 2.0 * best_seconds(MEMBENCH_METHOD_STREAM));
+    if (!membench_evict_supported() || instrumented()) /* an emulator has no caches */
+        return;
+    double most = 0;
+    for (int i = 0; i < 5; i++) { /* a neighbour on the same core may empty its cache too */
+        const double ratio = best_seconds(MEMBENCH_METHOD_EVICT) / best_seconds(MEMBENCH_METHOD_STREAM);
+        most = ratio > most ? ratio : most;
+    }
+    CHECK(most > 2.0);
 }
 
 static long resident_pages(void)

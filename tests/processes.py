@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-import pytest
 import yaml
+from real import missing
 
 SHIPPED = Path(__file__).parent.parent / "deploy/prometheus"
 
@@ -50,11 +50,11 @@ def free_port() -> int:
 
 
 def needs_ipv6() -> None:
-    """Skips the test on a machine without an IPv6 loopback, as containers often are."""
+    """An IPv6 loopback is a part that may be missing, as it often is in containers."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
-        pytest.skip("this machine has no IPv6")
+        missing("this machine has no IPv6")
 
 
 def get(url: str) -> str:
@@ -111,6 +111,13 @@ class Exporter:
 
 
 COMMAND = (sys.executable, "-m", "exporter")
+NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
+"""A configuration whose server is not there."""
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, to its end."""
+    return subprocess.run((*COMMAND, *arguments), capture_output=True, text=True, check=False, cwd=cwd, timeout=240)
 
 
 @contextmanager

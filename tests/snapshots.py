@@ -190,3 +190,13 @@ def unreachable() -> Snapshot:
 def rich_view() -> View:
     """The rich snapshot at `NOW`."""
     return view(rich(), NOW)
+
+
+def seen(*servers: Server, host: bool = True) -> View:
+    """These servers at `NOW`, on the sample machine or on one that was not measured."""
+    return view(Snapshot(rich().host if host else empty().host, servers), NOW)
+
+
+def one_batch(step_seconds: float, threshold: float | None, batch: int = 1) -> Server:
+    """The sample server with that batch only."""
+    return replace(cpu_server(), batches={batch: record(batch, step_seconds, threshold=threshold)})

@@ -3,34 +3,23 @@
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 import pytest
 import yaml
-from processes import COMMAND, Exporter, exporter, needs_ipv6, running, wait_for
+from processes import COMMAND, NOBODY, Exporter, exporter, needs_ipv6, run, running, wait_for
 
 from exporter.cli import main
 from exporter.config import ConfigError, load, parse
 from exporter.service.daemon import serve
 from exporter.service.scheduler import Scheduler
-
-NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
-
-
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run((*COMMAND, *arguments), capture_output=True, text=True, check=False, cwd=cwd, timeout=240)
 
 
 def run_after(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -284,158 +273,6 @@ def test_a_report_that_has_no_configuration_could_not_measure(tmp_path: Path) ->
     file.write_text("probe: {interval: nonsense}")
     assert run("--config.file", str(file), "report").returncode == 3
     assert run("--config.file", str(tmp_path), "report").returncode == 3
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://127.0.0.1:1", "127.0.0.1:1", "file:///etc/passwd", "http://[::1", "http://h:port", "http://h/ x", ""],
-)
-def test_report_from_where_no_exporter_runs(url: str) -> None:
-    done = run("report", "--url", url)
-    assert done.returncode == 3
-    assert done.stderr.startswith("Error: ")
-    assert "Traceback" not in done.stderr
-    assert "urlopen" not in done.stderr
-    assert "--url" in done.stderr
-
-
-@pytest.mark.parametrize("url", ["http://bob:PLANTED@127.0.0.1:1", "bob:PLANTED@h", "http://127.0.0.1:1/?key=PLANTED"])
-def test_a_url_that_may_hold_a_password_is_refused_and_not_repeated(url: str) -> None:
-    done = run("report", "--url", url)
-    assert done.returncode == 3
-    assert "write it as http://HOST:PORT" in done.stderr
-    assert "PLANTED" not in done.stderr
-
-
-@contextmanager
-def answering(words: bytes) -> Iterator[str]:
-    """A port that answers everything with those words: its address."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(4096)
-            self.request.sendall(words)
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        b"SSH-2.0-\x1b[31mOpenSSH\r\n",
-        b"HTTP/1.1 200 OK\r\nX-Roofline-Report-Status: fine\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX-Roofline-Report-Status: 0\r\nContent-Length: 9\r\n\r\n",
-    ],
-    ids=["no HTTP", "no status", "cut off"],
-)
-def test_a_report_from_what_is_no_exporter(words: bytes) -> None:
-    with answering(words) as address:
-        done = run("report", "--url", f"http://{address}")
-    assert done.returncode == 3
-    assert re.fullmatch(rf"Error: http://{address}/api/v1/snapshot: [ -~]+\n", done.stderr)
-
-
-def test_the_health_of_what_speaks_no_http() -> None:
-    with answering(b"SSH-2.0-OpenSSH\r\n") as address:
-        done = run("--web.listen-address", address, "healthcheck")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: http://{address}/-/healthy: no answer in HTTP: SSH-2.0-OpenSSH; start an")
-
-
-def test_the_health_of_an_exporter_that_is_stuck() -> None:
-    """Its own words, and not the remedy for one that does not run."""
-    with answering(b"HTTP/1.0 503 Service Unavailable\r\n\r\nThe loop is\nstuck: \x1b[31m\n") as address:
-        done = run("--web.listen-address", address, "healthcheck")
-    assert done.returncode == 1
-    said = r"it answers 503: The loop is stuck: \x1b[31m"
-    assert done.stderr == f"Error: http://{address}/-/healthy: '{said}'\n"
-
-
-@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
-def test_an_exporter_is_asked_through_no_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Docker sets them in every container when its client is configured with proxies."""
-    answer = b"HTTP/1.1 200 OK\r\nX-Roofline-Report-Status: 0\r\nContent-Length: 2\r\n\r\nok"
-    monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    with answering(answer) as address:
-        assert run("--web.listen-address", address, "healthcheck").returncode == 0
-        done = run("report", "--url", f"http://{address}")
-    assert (done.returncode, done.stdout) == (0, "ok")
-
-
-class Terminal:
-    """A command on a terminal of its own, and what a person would see of it."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self._ours, theirs = pty.openpty()
-        os.set_blocking(self._ours, False)
-        self._text = ""
-        command, options = (*COMMAND, *arguments), {**os.environ, "COLUMNS": "120", "LINES": "50", **environment}
-        self._stack = ExitStack()
-        self.process = self._stack.enter_context(
-            running(command, stdin=theirs, stdout=theirs, stderr=theirs, env=options, start_new_session=True)
-        )
-        os.close(theirs)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        os.close(self._ours)
-
-    @property
-    def text(self) -> str:
-        """Everything printed so far, without colours and cursor movements."""
-        try:
-            while chunk := os.read(self._ours, 65536):
-                self._text += chunk.decode(errors="replace")
-        except OSError:  # nothing more yet, or the other side is closed
-            pass
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._text)
-
-    def wait_for(self, pattern: str, seconds: float) -> re.Match[str]:
-        found = wait_for(pattern, seconds, lambda: re.search(pattern, self.text))
-        assert found
-        return found
-
-
-@pytest.mark.parametrize(
-    ("command", "status", "word"),
-    [("bandwidth", {0, 3}, "GB/s|no ceiling"), ("report", {3}, "unreachable|Unreachable")],
-)
-def test_commands_that_end_on_a_terminal(command: str, status: set[int], word: str, tmp_path: Path) -> None:
-    """A progress bar, then the result, and no log line between them."""
-    file = tmp_path / "c.yaml"
-    file.write_text("bandwidth: {max_memory: 64MiB}\n" + NOBODY)
-    with Terminal("--config.file", str(file), command) as terminal:
-        wait_for("the end", 240, lambda: bool(terminal.text) and terminal.process.poll() is not None)
-        assert "Traceback" not in terminal.text
-        assert terminal.process.returncode in status
-        assert re.search(word, terminal.text)
-        assert "event" not in terminal.text
-
-
-@pytest.mark.real
-@pytest.mark.usefixtures("real_model")
-@pytest.mark.timeout(600)
-def test_demo_on_a_terminal(tmp_path: Path) -> None:
-    """What a newcomer sees: progress, the address, the table; Ctrl-C ends both processes."""
-    with Terminal("--web.listen-address", "127.0.0.1:0", "demo", XDG_CACHE_HOME=str(tmp_path)) as terminal:
-        child = int(terminal.wait_for(r"\(pid\s+(\d+)\)", 120)[1])
-        terminal.wait_for(r"http://127\.0\.0\.1:\d+/metrics", 120)
-        terminal.wait_for("Ctrl-C ends both", 200)
-        for word in ("FLOP/byte", "tokens/s", "GFLOP/s", "floor", "gemma-3-270m"):
-            assert word in terminal.text
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(60) == 0
-        with pytest.raises(ProcessLookupError):
-            os.kill(child, 0)
 
 
 def test_python_dash_m_is_the_command() -> None:

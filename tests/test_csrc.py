@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cffi import FFI
+from real import require
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,18 +29,9 @@ HASWELL = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"  # less what the 
 INSTRUMENTED = os.environ | {"MEMBENCH_INSTRUMENTED": "1"}
 
 
-def need(*, found: bool, what: str) -> None:
-    """Skips where a real part is missing, unless this run must have them all."""
-    if found:
-        return
-    if os.environ.get("ROOFLINE_REQUIRE_ALL") == "1":
-        pytest.fail(f"{what} is required here")
-    pytest.skip(f"{what} is not installed")
-
-
 def compiler(name: str = "cc") -> str:
     path = shutil.which(name)
-    need(found=path is not None, what=name)
+    require(path, f"{name} is not installed")
     return str(path)
 
 
@@ -88,14 +80,13 @@ def test_sanitizers_find_nothing(tmp_path: Path, sanitizer: str) -> None:
         capture_output=True,
         check=False,
     )
-    need(found=linked.returncode == 0, what=f"-fsanitize={sanitizer}")
+    require(linked.returncode == 0, f"the compiler has no -fsanitize={sanitizer}")
     # Sanitizers of some compilers do not start where the kernel spreads addresses widely.
     plainly = ["setarch", os.uname().machine, "-R"]
     can = subprocess.run([*plainly, "true"], capture_output=True, check=False).returncode == 0
     start = plainly if can else []
     began = subprocess.run([*start, str(tmp_path / "probe")], capture_output=True, check=False)
-    if began.returncode != 0:
-        pytest.skip(f"a program with -fsanitize={sanitizer} does not start on this kernel")
+    require(began.returncode == 0, f"no program with -fsanitize={sanitizer} starts on this kernel")
     flags = ["-O2", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     run([*start, str(compile_test(tmp_path / "sanitized", *flags))], instrumented=True)
 
@@ -112,7 +103,7 @@ def test_valgrind_finds_no_error_and_no_leak(tmp_path: Path) -> None:
 @pytest.mark.parametrize("machine", ["aarch64", "riscv64"])  # NEON, and an architecture with the portable loops only
 def test_other_architectures(tmp_path: Path, machine: str) -> None:
     emulator = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    need(found=emulator is not None, what=f"qemu-{machine}")
+    require(emulator, f"qemu-{machine} is not installed")
     program = compile_test(tmp_path / machine, "-O2", "-static", cc=f"{machine}-linux-gnu-gcc")
     run([str(emulator), str(program)], instrumented=True)
 
@@ -123,7 +114,7 @@ def test_older_processors_get_what_they_have(tmp_path: Path, cpu: str, isa: str)
     if os.uname().machine != "x86_64":
         pytest.skip("x86-64 code")
     emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
-    need(found=emulator is not None, what="qemu-x86_64")
+    require(emulator, "qemu-x86_64 is not installed")
     program = compile_test(tmp_path / "static", "-O2", "-static")
     run([str(emulator), "-cpu", cpu, str(program)], instrumented=True, expect_isa=isa)
 

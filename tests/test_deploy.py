@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from processes import COMMAND
-from real import missing
+from real import missing, require
 
 from exporter.roofline.passes import DISTURBED
 from exporter.roofline.reason import Reason
@@ -233,8 +233,7 @@ def test_the_kernels_run_where_memory_cannot_be_written_and_executed(tmp_path: P
     """MemoryDenyWriteExecute as the kernel itself does it (Linux 6.3), inherited by the command."""
     writable_code = "import mmap; mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)"
     refused = run(sys.executable, "-c", writable_code, preexec_fn=_deny_write_execute)
-    if refused.returncode == 0:
-        pytest.skip("this kernel cannot deny writable and executable memory (PR_SET_MDWE)")
+    require(refused.returncode != 0, "this kernel cannot deny writable and executable memory (PR_SET_MDWE)")
     config = tmp_path / "config.yaml"
     config.write_text("bandwidth: {max_memory: 64MiB, threads: 1}\nservers: []")
     done = run(*COMMAND, "--config.file", config, "bandwidth", "--format", "json", preexec_fn=_deny_write_execute)

@@ -1,55 +1,37 @@
-"""What `report` and `bandwidth` print, and the exit code: golden figures, every format, and awkward servers."""
+"""What `report` prints: golden figures, words, and awkward servers."""
 
 import csv
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 
 import pytest
 import snapshots
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from snapshots import one_batch, seen
 
-from exporter.cli import main
 from exporter.present.metric_table import DECODE
 from exporter.present.report import (
     Format,
     bandwidth_json,
     bandwidth_text,
-    report_exit_code,
-    report_renderable,
     report_text,
     snapshot_json,
 )
-from exporter.present.study import budgeted, suggested_floor_fractions
+from exporter.present.study import budgeted
 from exporter.present.words import REASONS, STATES, age, binary_size, si, three_digits
-from exporter.roofline.ceiling import BandwidthTrack, Kernel, ThreadScope
+from exporter.roofline.ceiling import Kernel, ThreadScope
 from exporter.roofline.reason import Reason
-from exporter.roofline.snapshot import BatchRecord, Server, ServerState, Snapshot, View, view
-
-
-def seen(*servers: Server, host: bool = True) -> View:
-    return view(Snapshot(snapshots.host() if host else snapshots.empty().host, servers), snapshots.NOW)
-
-
-def one_batch(step_seconds: float, threshold: float | None, batch: int = 1) -> Server:
-    return replace(snapshots.cpu_server(), batches={batch: snapshots.record(batch, step_seconds, threshold=threshold)})
-
-
-def csv_rows(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(StringIO(text)))
-
+from exporter.roofline.snapshot import BatchRecord, ServerState, Snapshot, view
 
 # --- the study table ---------------------------------------------------------------------------------------------
 
 
 def test_the_csv_has_the_figures_that_arithmetic_gives() -> None:
-    rows = csv_rows(report_text(snapshots.rich_view(), Format.CSV))
+    rows = list(csv.DictReader(StringIO(report_text(snapshots.rich_view(), Format.CSV))))
     assert [(row["server"], row["batch"]) for row in rows] == [
         (server, batch) for server in ("local", "workstation") for batch in ("1", "2", "4")
     ]
@@ -255,306 +237,3 @@ def test_an_implausible_sample_says_what_is_withheld() -> None:
     assert len(withheld) == 6
     plausible = snapshot_json(seen(one_batch(0.02, None)))["servers"][0]["batches"][0]  # type: ignore[index,call-overload]
     assert set(plausible) - set(batch) == withheld  # type: ignore[arg-type]
-
-
-# --- suggestion and exit code --------------------------------------------------------------------------------------
-
-
-def test_the_suggestion_is_four_fifths_rounded_down() -> None:
-    server = seen(snapshots.cpu_server()).servers[0]
-    assert suggested_floor_fractions(server) == {1: 0.48, 4: 0.3}
-    text = report_text(seen(snapshots.cpu_server()), Format.TABLE)
-    assert "Suggested floor_fraction (0.8 x measured): {1: 0.48, 4: 0.3}" in text
-
-
-def test_a_disturbed_sample_suggests_nothing() -> None:
-    text = report_text(seen(snapshots.cpu_server()), Format.TABLE)
-    assert "No suggestion: batch 2 was disturbed; run report on a quiet machine." in text
-    uneven = BatchRecord(sample=replace(snapshots.sample(1, 0.02), step_spread_ratio=0.26))
-    batches = {1: uneven, 2: snapshots.record(2, 0.025, contended=True)}
-    text = report_text(seen(replace(snapshots.cpu_server(), batches=batches)), Format.TABLE)
-    assert "Suggested" not in text
-    assert "No suggestion: batches 1, 2 were disturbed; run report on a quiet machine." in text
-
-
-def test_a_sample_that_cannot_be_typical_suggests_nothing() -> None:
-    batches = {b: BatchRecord(sample=snapshots.sample(b, t)) for b, t in {1: 0.020, 2: 0.021, 4: 0.018}.items()}
-    shown = seen(replace(snapshots.cpu_server(), batches=batches))
-    assert suggested_floor_fractions(shown.servers[0]) == {2: 0.46}
-    assert "No suggestion: batches 1, 4 were disturbed" in report_text(shown, Format.TABLE)
-
-
-def test_a_suggestion_that_would_hide_a_finding_says_so() -> None:
-    text = report_text(seen(snapshots.cpu_server()), Format.TABLE)
-    assert text.count("would accept the present state") == 1
-    assert "Batch 4 is below its threshold: 0.3 would accept the present state." in text
-    quiet = report_text(seen(one_batch(0.02, 0.5)), Format.TABLE)
-    assert "Suggested" in quiet
-    assert "No suggestion" not in quiet
-    assert "accept" not in quiet
-
-
-@given(st.floats(1e-3, 1e3))
-def test_a_suggestion_would_be_met_by_what_was_measured(step_seconds: float) -> None:
-    server = seen(one_batch(step_seconds, None)).servers[0]
-    for batch, fraction in suggested_floor_fractions(server).items():
-        ratio = server.points[batch].floor_ratio
-        assert ratio is not None
-        assert 0 < fraction <= 0.8 * ratio + 1e-9
-        assert fraction > 0.8 * ratio - 0.01 - 1e-9
-
-
-def test_exact_four_fifths_are_not_rounded_below_themselves() -> None:
-    # 602 MB in 17.2 ms is 35 GB/s, 0.7 of 50.
-    assert suggested_floor_fractions(seen(one_batch(0.0172, None)).servers[0]) == {1: 0.56}
-
-
-@pytest.mark.parametrize(
-    ("servers", "expected"),
-    [
-        ([one_batch(0.02, 0.602)], 0),
-        ([one_batch(0.02, 0.603)], 1),
-        ([one_batch(0.02, None)], 0),
-        ([snapshots.cpu_server(), snapshots.gpu_server()], 1),
-        ([snapshots.gpu_server()], 0),
-        ([], 3),
-        ([replace(snapshots.cpu_server(), batches={1: BatchRecord()})], 3),
-        ([replace(one_batch(0.02, 0.5), model=None)], 3),
-        ([one_batch(0.02, 0.1), replace(snapshots.cpu_server("b"), batches={1: BatchRecord(threshold=0.1)})], 3),
-        ([one_batch(0.02, 0.9), replace(snapshots.cpu_server("b"), batches={1: BatchRecord(threshold=0.1)})], 1),
-        ([one_batch(0.001, 0.1)], 3),
-    ],
-    ids=[
-        "exactly at the threshold",
-        "just below it",
-        "no threshold",
-        "one of several below",
-        "batches without threshold not measured",
-        "no server",
-        "nothing measured",
-        "no floor ratio without a footprint",
-        "one threshold not measured",
-        "below wins over not measured",
-        "implausible is not measured",
-    ],
-)
-def test_the_exit_code(servers: list[Server], expected: int) -> None:
-    assert report_exit_code(seen(*servers)) == expected
-
-
-def test_the_report_says_what_the_exit_code_means() -> None:
-    assert "Batch 4: floor ratio 0.380, BELOW its threshold 0.5." in report_text(snapshots.rich_view(), Format.TABLE)
-    unprobed = replace(snapshots.cpu_server(), batches={1: BatchRecord(threshold=0.25)})
-    assert "no floor ratio to hold against its threshold 0.25" in report_text(seen(unprobed), Format.TABLE)
-
-
-@pytest.mark.parametrize("reason", [None, Reason.UNREACHABLE])
-def test_what_the_servers_state_explains_is_said_once(reason: Reason | None) -> None:
-    """Each of the two servers has a batch with a threshold."""
-    gone = snapshots.unreachable()
-    batches = {1: BatchRecord(success=False, reason=reason, threshold=0.25)}
-    gone = replace(gone, servers=tuple(replace(s, batches=batches) for s in gone.servers))
-    text = report_text(view(gone, snapshots.NOW), Format.TABLE, 400)
-    assert text.count(REASONS[Reason.UNREACHABLE]) == 2
-    assert "Batch" not in text
-    slow = {1: replace(batches[1], reason=Reason.STREAM_CUT)}
-    other = replace(gone, servers=tuple(replace(s, batches=slow) for s in gone.servers))
-    text = report_text(view(other, snapshots.NOW), Format.TABLE, 400)
-    assert text.count(f"Batch 1: {REASONS[Reason.STREAM_CUT]}.") == 2
-    assert text.count("Batch 1: no floor ratio to hold against its threshold 0.25.") == 2
-
-
-def test_an_old_sample_of_a_server_that_left_says_so() -> None:
-    """The reason stands in the server's own line."""
-    record = replace(snapshots.record(1, 0.02), reason=Reason.UNREACHABLE)
-    server = replace(
-        snapshots.cpu_server(),
-        batches={1: record},
-        state=ServerState.UNREACHABLE,
-        state_reason=Reason.UNREACHABLE,
-    )
-    text = report_text(seen(server), Format.TABLE, 400)
-    assert "Batch 1: an earlier sample is shown.\n" in text
-    assert text.count(REASONS[Reason.UNREACHABLE]) == 1
-
-
-# --- JSON ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_snapshot_has_the_promised_shape() -> None:
-    document = json.loads(report_text(snapshots.rich_view(), Format.JSON))
-    assert set(document) == {"host", "servers"}
-    assert document["host"]["cpu_model"] == "Example CPU 9000"
-    assert len(document["host"]["memory_bandwidth"]) == 4
-    assert document["host"]["problem"] is None
-    local, workstation = document["servers"]
-    assert (local["server"], local["state"], local["server_slots"]) == ("local", "ready", 4)
-    assert local["model"] == {
-        "model": "tiny-1b-q4_k_m.gguf",
-        "quantization": "Q4_K - Medium",
-        "build": "b11434-abc",
-        "bytes_source": "file",
-        "parameters": 1_100_000_000,
-        "weight_bytes": 700_000_000,
-        "file_mismatch": 0,
-        "kv_bytes_per_token": 20_000,
-    }
-    assert local["ceilings"] == [
-        {"ceiling": "triad", "bytes_per_second": 40e9, "reference": False},
-        {"ceiling": "read", "bytes_per_second": 50e9, "reference": True},
-    ]
-    assert [b["batch"] for b in local["batches"]] == [1, 2, 4]
-    first = local["batches"][0]
-    assert first["decode_ceiling_ratio"] == pytest.approx({"triad": 0.7525, "read": 0.602})
-    assert first["decode_budget_seconds"]["output_head"] == pytest.approx(0.002)
-    assert first["reason"] is None
-    missing = workstation["batches"][1]
-    assert (missing["batch"], missing["reason"], missing["probe_success"]) == (2, "too_few_slots", 0)
-    assert not [key for key in missing if key.startswith("decode_")]
-
-
-def test_a_measured_batch_has_every_decode_metric_under_its_own_name() -> None:
-    batch = snapshot_json(seen(snapshots.cpu_server()))["servers"][0]["batches"][2]  # type: ignore[index,call-overload]
-    drafting_only = {"decode_speculative_tokens_per_step"}
-    assert {m.name for m in DECODE} - drafting_only <= set(batch)  # type: ignore[arg-type]
-
-
-def test_bandwidth_has_the_promised_shape() -> None:
-    document = json.loads(bandwidth_text(snapshots.rich_view(), Format.JSON))
-    assert set(document) == {"measurements", "compute", "host"}
-    assert document["measurements"][0] == {
-        "kernel": "triad",
-        "threads": "all",
-        "best_bytes_per_second": 40e9,
-        "median_bytes_per_second": pytest.approx(40e9 / 1.02),
-        "spread_ratio": 0.02,
-        "thread_count": 8,
-        "store": "nt",
-        "isa": "avx2",
-        "pages": "thp",
-        "method": "stream",
-        "scope": "process",
-        "array_bytes": 268435456,
-        "passes": 20,
-        "flags": [],
-    }
-    assert document["compute"][0]["precision"] == "fp32"
-    assert document["compute"][0]["flops_per_second"] == 400e9
-
-
-def test_the_bandwidth_table_fits_80_columns() -> None:
-    text = bandwidth_text(snapshots.rich_view(), Format.TABLE)
-    assert max(map(len, text.splitlines())) <= 80
-    assert re.search(r"^read +single 1 +15\.0 +14\.7 +2\.00 +268 +avx2 nt +thp +stream$", text, re.MULTILINE)
-    assert csv_rows(bandwidth_text(snapshots.rich_view(), Format.CSV))[1]["best GB/s"] == "50.0"
-    assert "| read | all 8 | 50.0 | 49.0 | 2.00 | 268 | avx2 nt | thp | stream |" in bandwidth_text(
-        snapshots.rich_view(), Format.MARKDOWN
-    )
-
-
-def flagged(*flags: str, isa: str = "avx512", store: str = "plain", method: str = "evict") -> View:
-    """The host's ceilings, each with these words."""
-    found = snapshots.host()
-    tracks = {
-        key: BandwidthTrack(tuple(replace(b, flags=flags, isa=isa, store=store, method=method) for b in track.samples))
-        for key, track in found.tracks.items()
-    }
-    return view(Snapshot(replace(found, tracks=tracks)), snapshots.NOW)
-
-
-@pytest.mark.parametrize("width", range(60, 121))
-def test_no_width_cuts_a_ceilings_figures_or_flags(width: int) -> None:
-    flags = ("unpinned", "cache_assumed", "quota", "contended", "few_threads")
-    text = bandwidth_text(flagged(*flags), Format.TABLE, width)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    words = text.split()
-    for word in ("evict", "avx512", "plain", *flags, "40.0", "39.2", "2.00", "268"):
-        assert words.count(word) >= (4 if word not in {"40.0", "39.2"} else 1), word
-
-
-@pytest.mark.parametrize("width", range(40, 121))
-def test_no_width_cuts_a_figure_of_the_report(width: int) -> None:
-    text = report_text(snapshots.rich_view(), Format.TABLE, width)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    for figure in ("13.2", "125", "32.0", "250", "75.0", "188", "150", "19.0", "47.5", "38.0", "0.380", "0.0400"):
-        assert re.search(rf"(^| ){re.escape(figure)}( |$)", text, re.MULTILINE), figure
-    assert ("░" in text) == (width >= 56), "bars where there is room, the fewest figures at 56"
-
-
-def test_ceilings_stand_in_one_order_whenever_they_were_measured() -> None:
-    """A run may find `read` at last, after the others."""
-    found = snapshots.host()
-    late = replace(found, tracks=dict(reversed(list(found.tracks.items()))))
-    seen_late, expected = (
-        view(Snapshot(late), snapshots.NOW),
-        [
-            ("triad", "all"),
-            ("read", "all"),
-            ("triad", "single"),
-            ("read", "single"),
-        ],
-    )
-    assert [(b.kernel, b.threads) for b in seen_late.in_force] != expected
-    for document in (bandwidth_json(seen_late), {"measurements": snapshot_json(seen_late)["host"]["memory_bandwidth"]}):  # type: ignore[index,call-overload]
-        assert [(m["kernel"], m["threads"]) for m in document["measurements"]] == expected  # type: ignore[index,union-attr,call-overload]
-    table = re.findall(r"^(\w+) +(all|single) ", bandwidth_text(seen_late, Format.TABLE), re.MULTILINE)
-    assert table == expected
-    assert [row["kernel"] for row in csv_rows(bandwidth_text(seen_late, Format.CSV))] == ["triad", "read"] * 2
-    lines = report_text(seen_late, Format.TABLE, 200)
-    assert "all threads: triad 40.0 GB/s, read 50.0 GB/s" in lines
-
-
-def test_a_pipe_gets_a_wide_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def measured(*_: object, **__: object) -> View:
-        return snapshots.rich_view()
-
-    monkeypatch.setattr("exporter.service.once.measure_once", measured)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    whole = r"^ +4 +13\.2 +125 +32\.0 +250 +75\.0 +188 +150 +19\.0 +47\.5 +38\.0 +0\.380$"
-    assert re.search(whole, CliRunner().invoke(main, ["report"]).stdout.replace(" \n", "\n"), re.MULTILINE)
-    narrow = CliRunner().invoke(main, ["report"], env={"COLUMNS": "80"}).stdout
-    assert not re.search(whole, narrow, re.MULTILINE)
-    assert max(map(len, narrow.splitlines())) <= 80
-
-
-# --- anything goes ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("build", [snapshots.rich, snapshots.empty, snapshots.unreachable])
-@pytest.mark.parametrize("format_", list(Format))
-def test_every_snapshot_prints_in_every_format(build: Callable[[], Snapshot], format_: Format) -> None:
-    for text in (
-        report_text(view(build(), snapshots.NOW), format_),
-        bandwidth_text(view(build(), snapshots.NOW), format_),
-    ):
-        assert text.endswith("\n")
-        assert not text.endswith("\n\n")
-        assert "None" not in text
-        assert "nan" not in text
-
-
-@given(st.integers(1, 64), st.floats(1e-5, 100), st.booleans(), st.booleans(), st.integers(60, 200))
-def test_any_measured_batch_prints_at_any_width(
-    batch: int,
-    step_seconds: float,
-    has_model: bool,  # noqa: FBT001
-    has_host: bool,  # noqa: FBT001
-    width: int,
-) -> None:
-    server = replace(one_batch(step_seconds, 0.5, batch), model=snapshots.MODEL if has_model else None)
-    shown = seen(server, host=has_host)
-    for format_ in Format:
-        assert report_text(shown, format_, width)
-    assert (
-        json.loads(report_text(shown, Format.JSON))["servers"][0]["batches"][0]["decode_step_seconds"] == step_seconds
-    )
-    assert max(map(len, report_text(shown, Format.TABLE, width).splitlines())) <= width
-
-
-def test_the_renderable_prints_with_colours_on_a_terminal() -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=100, color_system="truecolor")
-    with console.capture() as capture:
-        console.print(report_renderable(snapshots.rich_view()))
-    assert "\x1b[31m" in capture.get(), "a batch below its threshold is red"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, Exporter, exporter, running, wait_for
+from processes import COMMAND, NOBODY, Exporter, exporter, running, wait_for
 
 from exporter.__main__ import _ANSWER
 from exporter.cli import main
@@ -23,7 +23,6 @@ DEFAULT = ("env", "--default-signal=HUP")
 """The tests themselves may have been started with nohup."""
 TRIES = 5
 """A machine that others load may be slow once: a bar holds when one of so many tries keeps it."""
-NOBODY = "servers: [{name: local, url: 'http://127.0.0.1:1'}]"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
